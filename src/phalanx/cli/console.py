@@ -1,0 +1,98 @@
+"""The only place that prints: data to stdout, messages to stderr, one renderer for Findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_PIPE_WIDTH = 120  # a pipe has no width of its own; rich would cut tables at 80
+
+
+@cache
+def stdout() -> Console:
+    """Where data goes: the answer to the command."""
+    return _console(stderr=False)
+
+
+@cache
+def stderr() -> Console:
+    """Where messages go: findings and progress."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    interactive = stream.isatty() and not os.environ.get("CI")
+    return Console(
+        stderr=stderr,
+        highlight=False,
+        force_terminal=interactive,
+        force_interactive=interactive,
+        width=None if stream.isatty() else _PIPE_WIDTH,
+        soft_wrap=not stream.isatty(),
+    )
+
+
+def say(text: str = "", *, style: str | None = None) -> None:
+    """Print one line of the answer; `text` is literal, brackets included."""
+    stdout().print(text, style=style, markup=False)
+
+
+def say_json(data: Any) -> None:
+    """Print data for another program."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def show_findings(findings: Iterable[Finding]) -> None:
+    """Print each Finding as slug, what, why, fix."""
+    from rich.text import Text
+
+    for finding in findings:
+        head = Text(f"{finding.severity}[{finding.slug}]", style=_STYLE[finding.severity])
+        console = stderr()
+        console.print(head + Text(f": {finding.what}", style="default not bold"))
+        console.print(Text(f"  why: {finding.why}"))
+        console.print(Text(f"  fix: {finding.fix}"))
+
+
+def table(
+    rows: Iterable[Sequence[str]],
+    *,
+    header: Sequence[str] | None = None,
+    title: str | None = None,
+    right: Sequence[int] = (),
+) -> None:
+    """Print aligned columns; `right` names the columns that hold numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if header else None,
+        show_header=header is not None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    rows = list(rows)
+    for index in range(len(header) if header else max((len(row) for row in rows), default=0)):
+        grid.add_column(
+            header[index] if header else "", justify="right" if index in right else "left"
+        )
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    stdout().print(grid)

@@ -1,0 +1,64 @@
+"""The `phalanx` command: the only except and the only sys.exit of the package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from phalanx.cli import check
+from phalanx.errors import ExitCode, Finding, UserError
+
+app = typer.Typer(
+    name="phalanx",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train any PyTorch model on every GPU you have: planned, fast, hard to kill, "
+    "the same run on one GPU or many.",
+)
+
+app.command("check")(check.check)
+
+
+def program(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors pass through as exceptions."""
+    result = app(args=list(argv), prog_name="phalanx", standalone_mode=False)
+    return int(result or 0)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; every error becomes Findings and an exit code."""
+    from click.exceptions import Abort, ClickException
+    from click.exceptions import Exit as ClickExit
+
+    from phalanx.cli import console
+
+    try:
+        return program(argv)
+    except UserError as error:
+        console.show_findings(error.findings)
+        return int(error.exit_code)
+    except ClickExit as exit_request:
+        return int(exit_request.exit_code)
+    except ClickException as error:
+        console.show_findings(
+            [
+                Finding(
+                    slug="usage",
+                    what=error.format_message(),
+                    why=f"read from the command line: phalanx {' '.join(argv)}",
+                    fix=f"phalanx {argv[0] if argv else ''} --help".replace("  ", " "),
+                )
+            ]
+        )
+        return int(ExitCode.USAGE)
+    except (KeyboardInterrupt, Abort):
+        return int(ExitCode.INTERRUPTED)
+
+
+def main() -> None:
+    """Entry point of the `phalanx` script and of `python -m phalanx`."""
+    sys.exit(run(sys.argv[1:]))

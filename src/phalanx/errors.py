@@ -1,0 +1,86 @@
+"""What is wrong, said so that a person can act on it: the one error type of the package.
+
+A `Finding` says what, why and how to mend it. Job errors, machine checks and post-mortems are all
+Findings, printed by one renderer; `UserError` carries them up to the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+class ExitCode(IntEnum):
+    """The exit codes of the `phalanx` command."""
+
+    OK = 0
+    """Everything went as asked."""
+    FAILED = 1
+    """The run failed, or findings were reported."""
+    USAGE = 2
+    """The job file, an option or an override is wrong; nothing was created."""
+    MACHINE = 3
+    """This machine cannot train."""
+    LAUNCH = 4
+    """The ranks could not be started."""
+    STOPPED = 75
+    """Stopped early with a checkpoint saved: safe to requeue (EX_TEMPFAIL of sysexits.h)."""
+    INTERRUPTED = 130
+    """Interrupted by a second Ctrl-C (128 + SIGINT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing a person should know: what it is, why it is so, what to do about it."""
+
+    slug: str
+    """Stable name, shown in brackets and listed in docs/reference/findings.md."""
+    what: str
+    """The fact in the user's words, with both numbers."""
+    why: str
+    """Where each value came from."""
+    fix: str
+    """A line that can be pasted, or the choices there are."""
+    severity: Severity = "error"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        return cls(**data)
+
+
+class UserError(Exception):
+    """Problems the user can mend; `cli.main` prints every Finding and exits with `exit_code`."""
+
+    def __init__(
+        self, findings: Finding | Iterable[Finding], *, exit_code: ExitCode = ExitCode.USAGE
+    ) -> None:
+        self.findings = [findings] if isinstance(findings, Finding) else list(findings)
+        self.exit_code = exit_code
+        super().__init__("; ".join(f"[{f.slug}] {f.what}" for f in self.findings))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_user_error, (self.findings, self.exit_code)
+
+
+def _rebuild_user_error(findings: list[Finding], exit_code: ExitCode) -> UserError:
+    return UserError(findings, exit_code=exit_code)
+
+
+def errors_of(findings: Iterable[Finding]) -> list[Finding]:
+    """The Findings that stop a command, without the warnings and notes."""
+    return [f for f in findings if f.severity == "error"]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """` (did you mean `lr`?)` for the nearest choice, or nothing when none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" (did you mean `{near[0]}`?)" if near else ""

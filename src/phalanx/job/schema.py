@@ -1,0 +1,254 @@
+"""What a job file may say: every key with its type, default and meaning.
+
+The docstring under a field is its help text: `phalanx explain KEY`, the JSON Schema for editors and
+docs/reference/job.md all print it. Rules that need more than one key are in `job.rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
+
+SCHEMA_VERSION = 1
+
+Unit = Literal["steps", "epochs", "minutes", "percent"]
+
+_INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?|minutes?|min|%|percent)?\s*$")
+_UNITS: dict[str, Unit] = {
+    "step": "steps",
+    "epoch": "epochs",
+    "minute": "minutes",
+    "min": "minutes",
+    "%": "percent",
+    "percent": "percent",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class Interval(_Strict):
+    """A length of training: `500 steps`, `2 epochs`, `10 minutes` or `5%` of all steps."""
+
+    count: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        number = f"{self.count:g}"
+        return f"{number}%" if self.unit == "percent" else f"{number} {self.unit}"
+
+
+def parse_interval(value: Any) -> Any:
+    """Turn `500`, `"2 epochs"` or `"5%"` into an Interval; a bare number counts steps."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return value
+    match = _INTERVAL.match(str(value))
+    if match is None:
+        raise ValueError(
+            f"{value!r} is no interval; write `500 steps`, `2 epochs`, `10 minutes` or `5%`"
+        )
+    word = match[2] or "steps"
+    unit = _UNITS[word if word in _UNITS else word.removesuffix("s")]
+    return Interval(count=float(match[1]), unit=unit)
+
+
+Every = Annotated[
+    Interval,
+    BeforeValidator(parse_interval),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["500 steps", "2 epochs"]}),
+]
+
+
+class Devices(_Strict):
+    """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
+
+    gpus: Literal["all"] | int | list[int] | None = None
+    """`all`, a number of GPUs, or a list of GPU ids such as `[0, 2, 3]`."""
+    cpu: int | None = Field(default=None, ge=1)
+    """Train on this many CPU processes instead of GPUs."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How ranks talk: `nccl` between GPUs, `gloo` between CPU processes."""
+
+
+class Optimizer(_Strict):
+    """The optimizer and its learning rate."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """`adamw` or `sgd`."""
+    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    """The learning rate, stated for a global batch of `lr_batch` samples."""
+    lr_batch: int | None = Field(default=None, ge=1)
+    """The global batch `lr` was found for. Default: the job's own global batch, or one GPU's share
+    when the batch is stated as `batch_per_gpu`."""
+    lr_rule: Literal["auto", "linear", "sqrt", "none"] = "auto"
+    """How `lr` follows the batch: lr x batch/lr_batch, its square root, or not at all. `auto` is
+    linear from a global batch of 256 on and leaves the rate alone below."""
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Decay per step, decoupled for AdamW."""
+    betas: list[float] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    """AdamW's two averaging constants."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's denominator guard."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """SGD's momentum."""
+    nesterov: bool = False
+    """Nesterov momentum for SGD."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Clip the global gradient norm to this value."""
+
+
+class Schedule(_Strict):
+    """How the learning rate moves. It counts optimizer steps, never processes."""
+
+    name: Literal["constant", "linear", "cosine"] = "cosine"
+    """Shape after warm-up."""
+    warmup: Literal["auto"] | Every = "auto"
+    """Linear rise from 0: `auto`, `500 steps`, `5 epochs` or `5%`."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """The rate at the last step as a fraction of the peak rate."""
+
+
+class Evaluate(_Strict):
+    """When to evaluate, and what counts as best."""
+
+    every: Every | None = Interval(count=1, unit="epochs")
+    """How often to evaluate; `null` evaluates only at the end."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Samples per forward in evaluation. Default: the micro-batch."""
+    metric: str | None = None
+    """The metric that decides what is best. Default: the recipe's own choice."""
+    mode: Literal["max", "min"] | None = None
+    """Whether a larger or a smaller metric is better. Default: the recipe's own choice."""
+    early_stopping: int | None = Field(default=None, ge=1)
+    """Stop after this many evaluations in a row without a better metric."""
+
+
+class Checkpoint(_Strict):
+    """When to save, and how much to keep."""
+
+    every: Every | None = Interval(count=1, unit="epochs")
+    """How often to save: `500 steps`, `1 epochs`, `10 minutes`; `null` saves only at the end."""
+    keep: int = Field(default=2, ge=2)
+    """How many of the newest checkpoints to keep, besides the best. At least 2: the newest may be
+    the one that is damaged."""
+
+
+class Loader(_Strict):
+    """How samples reach the model."""
+
+    workers: Literal["auto"] | int = "auto"
+    """Loader processes per rank; 0 loads in the training process."""
+    prefetch: int = Field(default=2, ge=1)
+    """Micro-batches each worker holds ready."""
+    pin_memory: Literal["auto"] | bool = "auto"
+    """Page-locked host memory for faster copies to a CUDA device; `auto` means CUDA only."""
+
+
+class Ddp(_Strict):
+    """Settings of PyTorch's DistributedDataParallel."""
+
+    find_unused_parameters: Literal["auto"] | bool = "auto"
+    """`auto` looks at one discarded backward pass and turns it on only when it is needed."""
+    bucket_mb: float = Field(default=25, gt=0)
+    """Gradient bucket size in MiB; the first bucket is 1 MiB, as in torch."""
+
+
+class Logging(_Strict):
+    """What is written down while training."""
+
+    every: int = Field(default=10, ge=1)
+    """Log the loss every so many optimizer steps; reading it synchronises the device."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run directory."""
+
+
+class Job(_Strict):
+    """A training job: what to train, on how much, for how long."""
+
+    schema_version: Literal[1] = 1
+    """Version of this format."""
+    recipe: str = Field(min_length=1)
+    """A built-in recipe (`phalanx recipes`) or a file of your own: `my_recipe.py:MyRecipe`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The recipe's own options (`phalanx recipes show NAME`)."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Name of the run directory. Default: the recipe's name and the time."""
+    output: str = Field(default="runs", min_length=1)
+    """Folder that receives run directories."""
+
+    epochs: int | None = Field(default=None, ge=1)
+    """Train for this many passes over the data. Exclusive with `steps`."""
+    steps: int | None = Field(default=None, ge=1)
+    """Train for this many optimizer steps. Exclusive with `epochs`."""
+    stop_after: Every | None = None
+    """Stop early after this much training in this session, save, and exit 75 (safe to requeue)."""
+
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per optimizer step over all ranks. Exclusive with `batch_per_gpu`."""
+    batch_per_gpu: int | None = Field(default=None, ge=1)
+    """Samples per forward on each rank; times ranks and accumulation it becomes the global batch
+    once, at planning, and then stays."""
+    gradient_accumulation: int | None = Field(default=None, ge=1)
+    """Micro-batches each rank adds up per optimizer step."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per forward on one rank. Default: the global batch divided by the ranks."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of sample order, per-sample randomness, dropout and initial weights."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
+    """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
+    strategy: Literal["auto", "single", "ddp"] = "auto"
+    """How ranks share the work."""
+    determinism: Literal["auto", "fast", "resume"] = "auto"
+    """`resume`: a resumed run equals the unbroken run bit for bit. `fast`: quicker kernels."""
+    sync_batchnorm: bool = False
+    """Batch statistics over all ranks instead of per micro-batch."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often the supervisor restarts the ranks after one of them was killed."""
+    init_from: str | None = None
+    """Start from these weights: a run, a checkpoint, a .safetensors or a .pt file. Not a resume."""
+
+    devices: Devices = Devices()
+    """Where to train."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer and its learning rate."""
+    schedule: Schedule = Schedule()
+    """How the learning rate moves."""
+    evaluate: Evaluate = Evaluate()
+    """When to evaluate, and what counts as best."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When to save, and how much to keep."""
+    loader: Loader = Loader()
+    """How samples reach the model."""
+    ddp: Ddp = Ddp()
+    """Settings of DistributedDataParallel."""
+    logging: Logging = Logging()
+    """What is written down while training."""
+
+
+def job_keys() -> dict[str, str]:
+    """Every dotted key of a job file with its help text, sections included."""
+    keys: dict[str, str] = {}
+
+    def walk(model: type[BaseModel], prefix: str) -> None:
+        for name, field in model.model_fields.items():
+            keys[prefix + name] = " ".join((field.description or "").split())
+            section = field.annotation
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                walk(section, f"{prefix}{name}.")
+
+    walk(Job, "")
+    return keys
