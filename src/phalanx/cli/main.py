@@ -31,9 +31,6 @@ def program(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; every error becomes Findings and an exit code."""
-    from click.exceptions import Abort, ClickException
-    from click.exceptions import Exit as ClickExit
-
     from phalanx.cli import console
 
     try:
@@ -41,9 +38,9 @@ def run(argv: Sequence[str]) -> int:
     except UserError as error:
         console.show_findings(error.findings)
         return int(error.exit_code)
-    except ClickExit as exit_request:
+    except typer.Exit as exit_request:
         return int(exit_request.exit_code)
-    except ClickException as error:
+    except typer.TyperException as error:
         console.show_findings(
             [
                 Finding(
@@ -55,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
             ]
         )
         return int(ExitCode.USAGE)
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return int(ExitCode.INTERRUPTED)
 
 

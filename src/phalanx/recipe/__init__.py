@@ -1,1 +1,7 @@
+"""All that a recipe imports of Phalanx."""
 
+from phalanx.errors import Finding
+from phalanx.recipe import keys
+from phalanx.recipe.interface import Batch, Data, Options, Recipe, Split, Term
+
+__all__ = ["Batch", "Data", "Finding", "Options", "Recipe", "Split", "Term", "keys"]

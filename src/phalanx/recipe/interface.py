@@ -1,0 +1,126 @@
+"""What a user writes to bring a model of their own: a `Recipe`. Never a loop.
+
+The engine calls the methods below; everything about devices, ranks, precision, order, randomness,
+checkpoints and logging is the engine's. This module does not import torch, so that options can be
+read and judged without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from phalanx.errors import Finding
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Split = Literal["train", "test"]
+Batch = Any
+"""What the data returned for a micro-batch: tensors in any nesting of dict, list and tuple."""
+
+
+class Options(BaseModel):
+    """Base of a recipe's options: unknown keys are refused, the docstring under a field is help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Term(NamedTuple):
+    """One named term of a loss: a sum over the micro-batch, and what the sum is divided by."""
+
+    sum: Tensor
+    weight: float | Tensor
+
+
+class Data(Protocol):
+    """An indexable data set.
+
+    The engine prefers `__getitems__(ids, keys)`, which returns a whole micro-batch; without it,
+    `__getitem__(index, key)` or `__getitem__(index)` gives one sample and torch's default collate
+    makes the batch. `ids` and `keys` are int64 numpy arrays (see `phalanx.recipe.keys`).
+    """
+
+    def __len__(self) -> int: ...
+
+
+class Recipe:
+    """A model, its data and its loss."""
+
+    Options: ClassVar[type[Options]] = Options
+    """The recipe's options: a pydantic model."""
+    metric: ClassVar[str] = "loss"
+    """The metric that decides which checkpoint is best."""
+    metric_mode: ClassVar[Literal["max", "min"]] = "min"
+    """Whether a larger or a smaller metric is better."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def model(self) -> nn.Module:
+        """Build the model with fresh weights, on the default device."""
+        raise NotImplementedError
+
+    def data(self, split: Split) -> Data:
+        """Open the data of a split: `train`, or `test` for evaluation."""
+        raise NotImplementedError
+
+    def weight(self, batch: Batch) -> float | Mapping[str, float] | None:
+        """What the loss of this micro-batch is divided by, before any forward: samples, tokens.
+
+        One number for every term, or one per named term. None says that it depends on the
+        predictions; then `loss` returns a single term and the engine divides after the reduction.
+        """
+        return float(count_samples(batch))
+
+    def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
+        """Named terms, each a sum over the micro-batch and its weight. The loss is the sum of
+        term sums divided by term weights over the whole global batch."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
+        """Sums over the micro-batch that `metrics` turns into figures."""
+        raise NotImplementedError
+
+    def metrics(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        """Figures from the sums over the whole test split."""
+        raise NotImplementedError
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
+        """Optimizer groups as torch takes them, plus `lr_scale`; None: one group of everything."""
+        return None
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The repeated parts of the model: what to shard, checkpoint and compile."""
+        return ()
+
+    def example(self) -> Batch | None:
+        """A micro-batch for tracing and export; None: the first samples of the train split."""
+        return None
+
+    def check(self) -> list[Finding]:
+        """Problems to report before anything starts, such as a data folder that is not there."""
+        return []
+
+
+def count_samples(batch: Batch) -> int:
+    """The first dimension of the first tensor found in a batch."""
+    for leaf in leaves(batch):
+        shape = getattr(leaf, "shape", None)
+        if shape:
+            return int(shape[0])
+    raise TypeError("no tensor with a first dimension in this batch: define Recipe.weight")
+
+
+def leaves(tree: Any) -> Iterable[Any]:
+    """Every leaf of nested dicts, lists and tuples."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    else:
+        yield tree

@@ -1,0 +1,112 @@
+"""Randomness as a function of integer keys: the same on CPU, in a loader worker and on the device.
+
+A key is an int64 per sample, made by the engine from (seed, epoch, sample). Every function here
+takes keys as a numpy array or a torch tensor and returns the same kind, on the same device, with
+the same integer bits (splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014). Nothing depends on a rank, a worker or on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from math import prod, tau
+from typing import Any
+
+import numpy as np
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit constant; torch has no uint64 arithmetic."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+Keys = Any
+"""An int64 numpy array or torch tensor, one key per sample."""
+
+
+def _logical_shift(bits: Keys, count: int) -> Keys:
+    # `>>` on int64 copies the sign bit down; the mask removes the copies.
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mix(bits: Keys) -> Keys:
+    bits = (bits ^ _logical_shift(bits, 30)) * _MIX_1
+    bits = (bits ^ _logical_shift(bits, 27)) * _MIX_2
+    return bits ^ _logical_shift(bits, 31)
+
+
+def _tag_number(tag: int | str) -> int:
+    number = zlib.crc32(tag.encode()) if isinstance(tag, str) else tag
+    return _signed((number + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
+
+
+def derive(keys: Keys, *tags: int | str) -> Keys:
+    """New keys, unrelated to the old ones, for each tag: `derive(keys, "flip")`."""
+    for tag in tags:
+        keys = _mix(_mix(keys) + _tag_number(tag))
+    return keys
+
+
+def make_key(*numbers: int) -> int:
+    """One key from integers, such as (seed, step, slot)."""
+    key = np.zeros(1, np.int64)
+    return int(derive(key, *numbers)[0])
+
+
+def bits(keys: Keys, *shape: int) -> Keys:
+    """64 random bits per element as int64, shaped `(len(keys), *shape)`."""
+    counter = _arange(keys, prod(shape))
+    return _mix(keys[:, None] + (counter + 1) * _GOLDEN).reshape(len(keys), *shape)
+
+
+def uniform(keys: Keys, *shape: int, low: float = 0.0, high: float = 1.0) -> Keys:
+    """Float32 numbers in [low, high), shaped `(len(keys), *shape)`."""
+    # 24 bits fill a float32 mantissa: the conversion is exact on every device.
+    unit = _float32(_logical_shift(bits(keys, *shape), 40)) * 2.0**-24
+    return unit * (high - low) + low
+
+
+def integers(keys: Keys, *shape: int, low: int = 0, high: int) -> Keys:
+    """Integers in [low, high), shaped `(len(keys), *shape)`."""
+    return _logical_shift(bits(keys, *shape), 1) % (high - low) + low
+
+
+def normal(keys: Keys, *shape: int) -> Keys:
+    """Standard normal float32 numbers, shaped `(len(keys), *shape)` (Box-Muller)."""
+    library = _library(keys)
+    radius = 1.0 - uniform(derive(keys, "radius"), *shape)  # (0, 1]: the logarithm stays finite
+    angle = uniform(derive(keys, "angle"), *shape) * tau
+    return library.sqrt(library.log(radius) * -2.0) * library.cos(angle)
+
+
+def bernoulli(keys: Keys, *shape: int, probability: float) -> Keys:
+    """True with the given probability, shaped `(len(keys), *shape)`."""
+    return uniform(keys, *shape) < probability
+
+
+def generator(key: int) -> np.random.Generator:
+    """A numpy generator for one sample, for libraries that want one."""
+    return np.random.Generator(np.random.Philox(key=int(key) % (1 << 64)))
+
+
+def _library(keys: Keys) -> Any:
+    # torch is already imported when a tensor arrives; this module never imports it itself.
+    return np if isinstance(keys, np.ndarray) else sys.modules["torch"]
+
+
+def _arange(keys: Keys, count: int) -> Keys:
+    if isinstance(keys, np.ndarray):
+        return np.arange(count, dtype=np.int64)
+    torch = sys.modules["torch"]
+    return torch.arange(count, dtype=torch.int64, device=keys.device)
+
+
+def _float32(values: Keys) -> Keys:
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float32)
+    return values.float()

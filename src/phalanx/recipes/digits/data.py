@@ -1,0 +1,99 @@
+"""The digits data: arrays in memory, batched fetch, one-pixel shifts keyed per sample."""
+
+from __future__ import annotations
+
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.recipe import Finding, Split, keys
+
+_TEST_EVERY = 5  # every fifth image is the test split: 1,797 -> 1,437 train + 360 test
+_PEAK = 16.0  # pixels are counts of 4x4 blocks: 0 to 16
+
+
+class Digits:
+    """8x8 images as float32 in [0, 1] with one channel, labels as int64."""
+
+    def __init__(self, split: Split, *, folder: Path | None, augment: bool) -> None:
+        images, labels = _read_folder(folder, split) if folder else _read_sklearn(split)
+        self._images = (images.astype(np.float32) / _PEAK)[:, None]
+        self._labels = labels.astype(np.int64)
+        self._augment = augment
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, ids: np.ndarray, sample_keys: np.ndarray) -> dict[str, torch.Tensor]:
+        images = self._images[ids]
+        if self._augment:
+            images = _shift(images, keys.integers(sample_keys, 2, low=-1, high=2))
+        return {
+            "image": torch.from_numpy(images),
+            "label": torch.from_numpy(self._labels[ids]),
+        }
+
+
+def _shift(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Move each image by its (row, column) offset; what comes in from outside is zero."""
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    size = images.shape[-1]
+    rows = (1 + offsets[:, 0])[:, None] + np.arange(size)
+    columns = (1 + offsets[:, 1])[:, None] + np.arange(size)
+    which = np.arange(len(images))[:, None, None]
+    return np.ascontiguousarray(padded[:, 0][which, rows[:, :, None], columns[:, None, :]][:, None])
+
+
+def _read_sklearn(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    is_test = np.arange(len(digits.target)) % _TEST_EVERY == 0
+    chosen = is_test if split == "test" else ~is_test
+    return digits.images[chosen], digits.target[chosen]
+
+
+def _read_folder(folder: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(folder / f"{split}.npz", allow_pickle=False) as arrays:
+        return arrays["images"], arrays["labels"]
+
+
+def missing_files(folder: Path | None) -> list[Finding]:
+    """What stands between this recipe and its data."""
+    if folder is None:
+        if find_spec("sklearn") is not None:
+            return []
+        return [
+            Finding(
+                slug="missing-extra",
+                what="the digits recipe needs scikit-learn, which is not installed",
+                why="its images ship inside scikit-learn, in the extra `digits`",
+                fix="pip install 'phalanx[digits]'",
+            )
+        ]
+    findings = []
+    for split in ("train", "test"):
+        path = folder / f"{split}.npz"
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                absent = [name for name in ("images", "labels") if name not in arrays]
+            problem = f"lacks {' and '.join(absent)}" if absent else None
+        except FileNotFoundError:
+            problem = "is missing"
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            problem = f"cannot be read: {error}"
+        if problem:
+            findings.append(
+                Finding(
+                    slug="digits-data",
+                    what=f"`{path}` {problem}",
+                    why=f"options.data = {folder}: it holds train.npz and test.npz, each with "
+                    "`images` (N x 8 x 8) and `labels` (N)",
+                    fix="np.savez(path, images=images, labels=labels)",
+                )
+            )
+    return findings

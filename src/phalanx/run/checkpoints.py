@@ -1,0 +1,162 @@
+"""Checkpoint folders on disk: manifest, checksums, one rename, `latest` and `best`, retention.
+
+    checkpoints/checkpoint-120/
+      manifest.json            every file with size and sha256; written last
+      state.json               position, counters, what the run must still be to resume
+      model.safetensors optimizer.safetensors
+    checkpoints/latest -> checkpoint-120      checkpoints/best -> checkpoint-96
+
+Tensors are the engine's business; this module knows files and does not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import Finding
+from phalanx.run.directory import swap_link, sync_folder, write_atomic
+
+SCHEMA_VERSION = 1
+_NAME = re.compile(r"^checkpoint-(\d+)$")
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint folder that was verified against its manifest."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+def checkpoint_name(step: int) -> str:
+    return f"checkpoint-{step}"
+
+
+@contextmanager
+def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
+    """A temporary folder to write into; on success it becomes `checkpoint-STEP` in one rename."""
+    temporary = folder / f".{checkpoint_name(step)}.{os.getpid()}.{secrets.token_hex(3)}.tmp"
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _write_manifest(temporary, step)
+        final = folder / checkpoint_name(step)
+        if final.exists():
+            # The same step saved again (stopped right after a regular save): the new one is as
+            # good; moving the old aside first keeps the rename atomic on every file system.
+            aside = folder / f".{final.name}.{secrets.token_hex(3)}.old"
+            final.rename(aside)
+            temporary.rename(final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            temporary.rename(final)
+        sync_folder(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_manifest(folder: Path, step: int) -> None:
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        files[path.relative_to(folder).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+    manifest = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
+    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2))
+
+
+def verify_checkpoint(path: Path) -> Finding | None:
+    """What is wrong with a checkpoint folder, or None when every byte is as it was written."""
+
+    def bad(why: str) -> Finding:
+        return Finding(
+            slug="checkpoint-damaged",
+            what=f"the checkpoint `{path}` is damaged and is not loaded",
+            why=why,
+            fix=f"nothing to do: the next older good one is used; `rm -r {path}` frees its space",
+            severity="warning",
+        )
+
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        files = manifest["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return bad(f"its manifest cannot be read: {error}")
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        return bad(f"its format is {manifest.get('schema_version')}, known is {SCHEMA_VERSION}")
+    for name, facts in files:
+        file_path = path / name
+        if not file_path.is_file():
+            return bad(f"`{name}` is missing")
+        size = file_path.stat().st_size
+        if size != facts["bytes"]:
+            return bad(f"`{name}` has {size} bytes, the manifest says {facts['bytes']}")
+        with file_path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+                return bad(f"the bytes of `{name}` differ from their checksum")
+    return None
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every finished checkpoint, newest first."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (match := _NAME.match(path.name)) and not path.is_symlink():
+            found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
+
+
+def open_checkpoint(path: Path) -> tuple[SavedCheckpoint | None, Finding | None]:
+    """One checkpoint, verified."""
+    if problem := verify_checkpoint(path):
+        return None, problem
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    return SavedCheckpoint(path.resolve(), int(state["step"]), state), None
+
+
+def latest_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
+    """The newest checkpoint that verifies, and a Finding about each newer one that does not."""
+    problems = []
+    for _, path in list_checkpoints(folder):
+        saved, problem = open_checkpoint(path)
+        if saved is not None:
+            return saved, problems
+        assert problem is not None
+        problems.append(problem)
+    return None, problems
+
+
+def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> None:
+    """Point `latest` (and `best`) at a saved checkpoint, then remove what is no longer needed.
+
+    The old ones go only after the new one verifies."""
+    name = checkpoint_name(step)
+    if verify_checkpoint(folder / name) is not None:
+        return
+    swap_link(folder / "latest", name)
+    if is_best:
+        swap_link(folder / "best", name)
+    sync_folder(folder)
+    best = (folder / "best").resolve().name
+    for _, path in list_checkpoints(folder)[keep:]:
+        if path.name != best:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def folder_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -1,0 +1,229 @@
+"""The run directory: where everything about one run lives, and how files get there whole.
+
+    runs/digits-20260131-120000/
+      job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
+      source.json                                       git commit and diff, command, versions
+      events/<writer>.jsonl                             what happened
+      logs/rank-0.log ...                               what each rank printed
+      checkpoints/checkpoint-120/ latest best           weights and state
+      tensorboard/ results.csv                          curves for other tools
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import Finding, UserError
+
+_MAX_DIFF_BYTES = 4 * 2**20  # a larger diff is data, not a change of code
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run; nothing is read or written until asked."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def job_file(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def machine_file(self) -> Path:
+        return self.path / "machine.json"
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def source_file(self) -> Path:
+        return self.path / "source.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def results_file(self) -> Path:
+        return self.path / "results.csv"
+
+    def log_file(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Write a plan revision; every revision stays, `plan.json` is the newest."""
+        text = json.dumps(plan, indent=2)
+        write_atomic(self.path / f"plan-{plan['revision']}.json", text)
+        write_atomic(self.plan_file, text)
+
+
+def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDirectory:
+    """Make a new run directory; an existing name is refused, never reused."""
+    base = name or f"{Path(recipe.rpartition(':')[0] or recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / base
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if name is not None:
+            raise UserError(
+                Finding(
+                    slug="run-exists",
+                    what=f"the run `{path}` already exists",
+                    why=f"name = {name}, output = {output}",
+                    fix=f"choose another name, or continue it: `--resume {path}`",
+                )
+            ) from None
+        # Two runs started within the same second.
+        path = output / f"{base}-{secrets.token_hex(2)}"
+        path.mkdir()
+    run = RunDirectory(path.resolve())
+    for folder in (run.events, run.logs, run.checkpoints):
+        folder.mkdir()
+    swap_link(output / "latest", path.name)
+    return run
+
+
+def find_run(reference: str | None, output: Path) -> RunDirectory:
+    """The run meant by a path, a name under `output`, or nothing (the newest)."""
+    if reference is None:
+        candidates = [output / "latest"]
+    else:
+        candidates = [Path(reference), output / reference]
+    for path in candidates:
+        if (path / "plan.json").is_file():
+            return RunDirectory(path.resolve())
+    there = sorted(p.parent.name for p in output.glob("*/plan.json") if not p.parent.is_symlink())
+    raise UserError(
+        Finding(
+            slug="no-run",
+            what=f"no run at `{candidates[0]}`",
+            why=f"a run directory holds plan.json; runs in `{output}`: "
+            f"{', '.join(there[-5:]) or 'none'}",
+            fix=f"--resume {output / there[-1]}" if there else "start one: `phalanx train digits`",
+        )
+    )
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def swap_link(link: Path, target: str) -> None:
+    """Point a symbolic link at another name without a moment in which it is missing."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def record_source(command: list[str]) -> dict[str, Any]:
+    """What would be needed to run this again: git commit and diff, command, versions."""
+    packages = ("phalanx", "torch", "numpy", "safetensors", "pydantic")
+    return {
+        "schema_version": 1,
+        "command": command,
+        "python": sys.version.split()[0],
+        "versions": {name: _version(name) for name in packages},
+        "git": _git_state(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    def git(*argv: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *argv], capture_output=True, text=True, errors="replace", timeout=10
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    diff = git("diff", "HEAD") or ""
+    is_cut = len(diff) > _MAX_DIFF_BYTES
+    return {
+        "commit": commit.strip(),
+        "is_dirty": bool((git("status", "--porcelain") or "").strip()),
+        "diff": diff[:_MAX_DIFF_BYTES],
+        "is_diff_cut": is_cut,
+    }
+
+
+@contextmanager
+def lock_run(run: RunDirectory) -> Iterator[None]:
+    """Hold the run directory for one supervisor; a second one is refused."""
+    import fcntl
+
+    with (run.path / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                Finding(
+                    slug="run-busy",
+                    what=f"another process is training in `{run.path}`",
+                    why=f"its process id is {file.read().strip() or 'unknown'}",
+                    fix="wait for it, or stop it with Ctrl-C or SIGTERM; it saves first",
+                )
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,168 @@
+"""What happened in a run: one JSON line per event, one file per writer, merged by readers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+KINDS: dict[str, dict[str, str]] = {
+    "attempt": {
+        "attempt": "count of starts of the ranks, from 0",
+        "ranks": "how many ranks",
+        "revision": "plan revision they read",
+    },
+    "start": {
+        "rank": "rank of the writer",
+        "world": "number of ranks",
+        "pid": "process id",
+        "device": "where it computes",
+        "backend": "how ranks talk, or none",
+        "step": "optimizer steps already done",
+        "resumed_from": "checkpoint it loaded, or null",
+    },
+    "step": {
+        "step": "optimizer steps done",
+        "epoch": "passes over the data done, with fraction",
+        "samples": "samples consumed since the run began",
+        "loss": "sum of the terms",
+        "terms": "each named term of the loss over the global batch",
+        "lr": "learning rate of this step",
+        "grad_norm": "gradient norm before clipping, or null",
+        "samples_per_s": "samples per second since the last such event",
+        "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
+        "loss_scale": "fp16 loss scale, or null",
+    },
+    "evaluate": {
+        "step": "optimizer steps done",
+        "epoch": "passes over the data done",
+        "metrics": "figures over the whole test split",
+        "samples": "samples evaluated over all ranks",
+        "is_best": "whether the deciding metric is the best so far",
+        "seconds": "time taken",
+    },
+    "checkpoint": {
+        "step": "optimizer steps done",
+        "path": "folder relative to the run directory",
+        "bytes": "size on disk",
+        "seconds": "time training stood still",
+        "is_best": "whether `best` points at it",
+    },
+    "finding": {"finding": "a Finding: slug, what, why, fix, severity"},
+    "stop": {"reason": "why the run is asked to stop early"},
+    "outcome": {
+        "status": "finished, stopped, failed or killed",
+        "step": "optimizer steps done",
+        "reason": "in words",
+        "findings": "what is wrong, when it failed",
+        "exit_code": "exit code the command line gives",
+    },
+}
+"""Every kind of event with its fields; docs/reference/events.md is made from this."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    kind: str
+    time_s: float
+    writer: str
+    attempt: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        record = {
+            "v": SCHEMA_VERSION,
+            "t": round(self.time_s, 6),
+            "kind": self.kind,
+            "writer": self.writer,
+            "attempt": self.attempt,
+            **self.data,
+        }
+        return json.dumps(record, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        record = json.loads(line)
+        record.pop("v")
+        return cls(
+            kind=record.pop("kind"),
+            time_s=record.pop("t"),
+            writer=record.pop("writer"),
+            attempt=record.pop("attempt", 0),
+            data=record,
+        )
+
+
+class EventWriter:
+    """Appends events of one writer; a line is written whole, so a reader never sees half of one
+    followed by another."""
+
+    def __init__(self, folder: Path, writer: str, *, attempt: int = 0) -> None:
+        self._writer = writer
+        self._attempt = attempt
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{writer}.jsonl"
+        self._file = path.open("ab", buffering=0)
+        if self._file.tell() and not _ends_with_newline(path):
+            self._file.write(b"\n")  # the writer before us died in the middle of a line
+
+    def write(self, kind: str, **data: Any) -> Event:
+        assert set(data) <= set(KINDS[kind]), f"undocumented fields in event {kind}"
+        event = Event(kind, time.time(), self._writer, self._attempt, data)
+        self._file.write(event.to_line().encode())
+        return event
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+class EventReader:
+    """Reads events as they are appended; call `read` again for what came since."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+
+    def skip_to_end(self) -> None:
+        """Leave out what is there already."""
+        for path in self._folder.glob("*.jsonl"):
+            self._offsets[path] = path.stat().st_size
+
+    def read(self) -> list[Event]:
+        """New whole events of all writers, by time."""
+        events: list[Event] = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(offset)
+                chunk = file.read()
+            whole = chunk.rfind(b"\n") + 1
+            self._offsets[path] = offset + whole
+            events.extend(_parse(chunk[:whole]))
+        return sorted(events, key=lambda event: event.time_s)
+
+
+def _parse(chunk: bytes) -> Iterator[Event]:
+    for line in chunk.splitlines():
+        try:
+            yield Event.from_line(line.decode())
+        except (ValueError, KeyError):
+            continue  # half a line of a writer that was killed
+
+
+def read_events(folder: Path) -> list[Event]:
+    """Every event of a run, by time."""
+    return EventReader(folder).read()

@@ -1,0 +1,95 @@
+"""Curves for other tools, fed from the events: TensorBoard event files and `results.csv`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.run.events import Event
+
+
+class Sink(Protocol):
+    """Something that follows a run's events."""
+
+    def take(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The figures an event carries, named as curves."""
+    data = event.data
+    if event.kind == "step":
+        curves = {"train/loss": data["loss"], "train/lr": data["lr"]}
+        if len(data["terms"]) > 1:
+            curves |= {f"train/{name}": value for name, value in data["terms"].items()}
+        optional = {
+            "train/grad_norm": data.get("grad_norm"),
+            "train/loss_scale": data.get("loss_scale"),
+            "speed/samples_per_s": data.get("samples_per_s"),
+            "system/memory_gib": (data.get("memory_bytes") or 0) / 2**30 or None,
+        }
+        curves |= {name: value for name, value in optional.items() if value is not None}
+    elif event.kind == "evaluate":
+        curves = {f"test/{name}": value for name, value in data["metrics"].items()}
+    else:
+        curves = {}
+    return {name: value for name, value in curves.items() if value is not None}
+
+
+class TensorBoardSink:
+    """TensorBoard event files, written with TensorBoard's own writer."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._record: Any = Record
+        self._summary: Any = Summary
+        self._writer: Any = EventFileWriter(str(folder), flush_secs=5)
+
+    def take(self, event: Event) -> None:
+        if curves := scalars(event):
+            values = [self._summary.Value(tag=tag, simple_value=v) for tag, v in curves.items()]
+            self._writer.add_event(
+                self._record(
+                    wall_time=event.time_s,
+                    step=event.data["step"],
+                    summary=self._summary(value=values),
+                )
+            )
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class CsvSink:
+    """`results.csv`: one row per evaluation, to follow with `tail -f` or open in a spreadsheet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last_loss: float | None = None
+
+    def take(self, event: Event) -> None:
+        if event.kind == "step":
+            self._last_loss = event.data["loss"]
+        if event.kind != "evaluate":
+            return
+        row = {
+            "time": round(event.time_s, 3),
+            "epoch": event.data["epoch"],
+            "step": event.data["step"],
+            "train_loss": self._last_loss,
+            **event.data["metrics"],
+        }
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def close(self) -> None:
+        return
