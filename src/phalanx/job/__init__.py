@@ -1,1 +1,18 @@
+"""What was asked: the job, read from a file and overrides, and checked."""
 
+from phalanx.job.load import LoadedJob, Origin, Override, load_job, parse_override
+from phalanx.job.rules import check_job, gpu_findings, ranks_asked
+from phalanx.job.schema import Interval, Job
+
+__all__ = [
+    "Interval",
+    "Job",
+    "LoadedJob",
+    "Origin",
+    "Override",
+    "check_job",
+    "gpu_findings",
+    "load_job",
+    "parse_override",
+    "ranks_asked",
+]

@@ -214,8 +214,6 @@ class Job(_Strict):
     """How ranks share the work."""
     determinism: Literal["auto", "fast", "resume"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `fast`: quicker kernels."""
-    sync_batchnorm: bool = False
-    """Batch statistics over all ranks instead of per micro-batch."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None

@@ -1,1 +1,18 @@
+"""What there is on this machine, and what is wrong with it."""
 
+from phalanx.machine.checks import cannot_train, check_machine
+from phalanx.machine.facts import Gpu, Link, Machine, PrecisionProbe, TorchFacts
+from phalanx.machine.inventory import probe_machine
+from phalanx.machine.topology import link_matrix
+
+__all__ = [
+    "Gpu",
+    "Link",
+    "Machine",
+    "PrecisionProbe",
+    "TorchFacts",
+    "cannot_train",
+    "check_machine",
+    "link_matrix",
+    "probe_machine",
+]

@@ -1,0 +1,140 @@
+"""Buffers that forward changes, made the same on every rank: BatchNorm statistics above all.
+
+The statistics of each slot are gathered and folded in slot order, which is what one rank running
+all the slots would do. Other buffers that forward changes have no such rule: they are averaged over
+the ranks, and a Finding says so.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from phalanx.engine.process import Process
+from phalanx.errors import Finding
+from phalanx.plan.batch import deal
+
+
+class SharedBuffers:
+    """Collects what each slot's forward did to the buffers of one rank's replica."""
+
+    def __init__(self, model: nn.Module, process: Process) -> None:
+        self._process = process
+        self._norms = [
+            m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
+        ]
+        self._momenta = [norm.momentum for norm in self._norms]
+        self._norm_names = {
+            f"{name}.{part}" if name else part
+            for name, module in model.named_modules()
+            if any(module is norm for norm in self._norms)
+            for part in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        self._model = model
+        self._others: list[Tensor] = []
+        self._running: Tensor | None = None
+        self._batches = 0
+        self._rows: list[Tensor] = []
+
+    def notice_changes(self, before: dict[str, Tensor]) -> list[Finding]:
+        """Find buffers other than BatchNorm's that a forward changed, on any rank."""
+        names = [name for name in before if name not in self._norm_names]
+        if not names:
+            return []
+        now = dict(self._model.named_buffers())
+        changed = torch.tensor([float(not torch.equal(before[n], now[n])) for n in names])
+        dist.all_reduce(changed, group=self._process.control)
+        others = [name for name, count in zip(names, changed.tolist(), strict=True) if count]
+        self._others = [now[name] for name in others]
+        if not others:
+            return []
+        return [
+            Finding(
+                slug="buffers-averaged",
+                what=f"forward changes {len(others)} buffers that are not BatchNorm's: "
+                f"{', '.join(others[:3])}",
+                why="no rule says how changes of several micro-batches combine; they are averaged "
+                "over the ranks after each step, so another number of ranks differs slightly",
+                fix="nothing, if an average is right; otherwise make them parameters of the loss",
+                severity="warning",
+            )
+        ]
+
+    def begin(self) -> None:
+        """Take over the running statistics. With momentum 1 a forward leaves the slot's own
+        statistics in the buffers, from which `combine` does the averaging."""
+        if not self._norms:
+            return
+        self._running = self._read()
+        tracked = self._norms[0].num_batches_tracked
+        self._batches = int(tracked.item()) if tracked is not None else 0
+        for norm in self._norms:
+            norm.momentum = 1.0
+
+    def collect(self) -> None:
+        """Keep the statistics of the slot that just ran."""
+        if self._norms:
+            self._rows.append(self._read())
+
+    def combine(self, num_slots: int) -> None:
+        """Fold the statistics of every slot of the step, in slot order, on every rank."""
+        if self._norms:
+            for row in self._gather(num_slots):
+                self._fold(row)
+            self._write()
+            self._rows.clear()
+        for buffer in self._others:
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer.div_(self._process.world)
+            else:
+                dist.all_reduce(buffer, op=dist.ReduceOp.MAX)
+
+    def _gather(self, num_slots: int) -> list[Tensor]:
+        assert self._running is not None
+        world = self._process.world
+        most = deal(num_slots, 0, world)[1]  # the first rank has the most slots
+        mine = self._running.new_zeros(most, len(self._running))
+        for index, row in enumerate(self._rows):
+            mine[index] = row
+        gathered = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(gathered, mine)
+        rows: list[Tensor] = []
+        for rank in range(world):
+            first, last = deal(num_slots, rank, world)
+            rows.extend(gathered[rank][: last - first])
+        return rows
+
+    def _fold(self, row: Tensor) -> None:
+        assert self._running is not None
+        self._batches += 1
+        position = 0
+        for norm, momentum in zip(self._norms, self._momenta, strict=True):
+            factor = 1 / self._batches if momentum is None else momentum
+            size = 2 * norm.num_features
+            part = self._running[position : position + size]
+            part.mul_(1 - factor).add_(row[position : position + size], alpha=factor)
+            position += size
+
+    def _read(self) -> Tensor:
+        parts = [part for norm in self._norms for part in _statistics(norm)]
+        dtype = torch.float64 if parts[0].dtype == torch.float64 else torch.float32
+        return torch.cat([part.detach().to(dtype) for part in parts])
+
+    def _write(self) -> None:
+        assert self._running is not None
+        position = 0
+        with torch.no_grad():
+            for norm in self._norms:
+                for part in _statistics(norm):
+                    part.copy_(self._running[position : position + len(part)])
+                    position += len(part)
+                if norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.fill_(self._batches)
+
+
+def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.running_mean, norm.running_var

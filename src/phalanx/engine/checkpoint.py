@@ -1,0 +1,161 @@
+"""Weights and optimizer state to and from safetensors files. No pickle on the load path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from phalanx.engine.optimize import Optimizer
+from phalanx.engine.precision import Precision
+from phalanx.errors import Finding, UserError
+from phalanx.run.checkpoints import SavedCheckpoint, new_checkpoint
+from phalanx.run.directory import write_atomic
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    state: dict[str, Any],
+) -> Path:
+    """Write a checkpoint of the whole model; one rank calls this."""
+    step = int(state["step"])
+    with new_checkpoint(folder, step) as temporary:
+        aliases = save_weights(model, temporary / MODEL_FILE)
+        tensors, numbers = _optimizer_state(model, optimizer)
+        save_file(tensors, temporary / OPTIMIZER_FILE)
+        record = {
+            **state,
+            "schema_version": 1,
+            "aliases": aliases,
+            "optimizer": numbers,
+            "scaler": precision.scaler.state_dict(),
+        }
+        write_atomic(temporary / STATE_FILE, json.dumps(record, indent=2))
+    return folder / f"checkpoint-{step}"
+
+
+def load_checkpoint(
+    saved: SavedCheckpoint, *, model: nn.Module, optimizer: Optimizer, precision: Precision
+) -> None:
+    """Put a checkpoint's weights, optimizer and scaler state in place."""
+    weights = load_file(saved.path / MODEL_FILE)
+    for alias, name in saved.state["aliases"].items():
+        weights[alias] = weights[name]
+    model.load_state_dict(weights)
+    _load_optimizer(
+        model, optimizer, load_file(saved.path / OPTIMIZER_FILE), saved.state["optimizer"]
+    )
+    if saved.state["scaler"]:
+        precision.scaler.load_state_dict(saved.state["scaler"])
+
+
+def save_weights(model: nn.Module, path: Path) -> dict[str, str]:
+    """Write the model's weights; returns the names that share memory with another name, since
+    safetensors stores a tensor once."""
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in seen:
+            aliases[name] = seen[place]
+            continue
+        seen[place] = name
+        tensors[name] = tensor.detach().contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    return aliases
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _optimizer_state(
+    model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Optimizer state by parameter name: tensors for safetensors, numbers for JSON."""
+    names = _names(model)
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                name = f"{names[id(parameter)]}:{key}"
+                if isinstance(value, torch.Tensor):
+                    tensors[name] = value.detach().contiguous()
+                else:
+                    numbers[name] = value
+    return tensors, numbers
+
+
+def _load_optimizer(
+    model: nn.Module,
+    optimizer: Optimizer,
+    tensors: dict[str, torch.Tensor],
+    numbers: dict[str, Any],
+) -> None:
+    names = _names(model)
+    by_name: dict[str, dict[str, Any]] = {}
+    for full, value in {**tensors, **numbers}.items():
+        name, _, key = full.rpartition(":")
+        by_name.setdefault(name, {})[key] = value
+    ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    record = optimizer.state_dict()
+    record["state"] = {i: by_name[name] for i, name in enumerate(ordered) if name in by_name}
+    optimizer.load_state_dict(record)
+
+
+def load_initial_weights(model: nn.Module, source: Path) -> None:
+    """Start from a run, a checkpoint, a .safetensors or a .pt file: weights only."""
+    path = _weights_file(source)
+    aliases: dict[str, str] = {}
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+            state_file = path.parent / STATE_FILE
+            if state_file.is_file():
+                aliases = json.loads(state_file.read_text(encoding="utf-8"))["aliases"]
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+            weights = weights.get("state_dict", weights.get("model", weights))
+        for alias, name in aliases.items():
+            weights[alias] = weights[name]
+        model.load_state_dict(weights)
+    except (OSError, RuntimeError, ValueError, AttributeError, SafetensorError) as error:
+        raise UserError(
+            Finding(
+                slug="init-weights",
+                what=f"the weights in `{path}` do not load into this model",
+                why=str(error).replace("\n", " ")[:600],
+                fix="init_from: a checkpoint of the same recipe and options",
+            )
+        ) from error
+    except Exception as error:  # pickle's UnpicklingError: a file with more than weights in it
+        raise UserError(
+            Finding(
+                slug="init-unsafe",
+                what=f"`{path}` holds more than weights and is not opened",
+                why=f"{type(error).__name__}: {str(error).splitlines()[0][:300]}",
+                fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
+            )
+        ) from error
+
+
+def _weights_file(source: Path) -> Path:
+    for candidate in (source, source / MODEL_FILE, source / "checkpoints" / "best" / MODEL_FILE):
+        if candidate.is_file():
+            return candidate
+    return source / "checkpoints" / "latest" / MODEL_FILE

@@ -1,0 +1,246 @@
+"""From positions to batches on the device: fetch by ids and keys, loader processes, one step ahead.
+
+    requests -> [loader processes: fetch, weigh] -> Feed: weights summed over ranks -> device
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from phalanx.engine.order import WORKER, Ids, ids_at, keys_of
+from phalanx.plan.batch import Slot, StepShare
+from phalanx.recipe.interface import Batch, Recipe
+from phalanx.recipe.keys import make_key
+
+ANY_TERM = "*"
+"""Name under which a recipe's single weight stands for every term of its loss."""
+
+
+class Request(NamedTuple):
+    """A micro-batch to fetch."""
+
+    epoch: int
+    slot: Slot
+    is_training: bool
+
+
+class MicroBatch(NamedTuple):
+    """A fetched micro-batch."""
+
+    slot: int
+    batch: Batch
+    keys: torch.Tensor
+    weights: dict[str, float] | None
+    """Weight of each term, or None when it depends on the predictions."""
+
+
+class Fetcher(Dataset[MicroBatch]):
+    """Fetches whole micro-batches; runs in the training process or in loader processes."""
+
+    def __init__(self, recipe: Recipe, data: Any, *, seed: int, is_shuffled: bool) -> None:
+        self._recipe = recipe
+        self._data = data
+        self._seed = seed
+        self._size = len(data)
+        self._is_shuffled = is_shuffled
+        self._fetch = choose_fetch(data)
+
+    def __getitem__(self, request: Request) -> MicroBatch:
+        epoch, slot, is_training = request
+        if self._is_shuffled:
+            ids = ids_at(self._seed, epoch, slot.start, slot.stop, self._size)
+        else:
+            ids = np.arange(slot.start, slot.stop, dtype=np.int64)
+        keys = keys_of(self._seed, epoch, ids)
+        self._seed_globals(epoch, slot)
+        batch = self._fetch(ids, keys)
+        weights = weigh(self._recipe, batch) if is_training else None
+        return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights)
+
+    def _seed_globals(self, epoch: int, slot: Slot) -> None:
+        # A data set that draws from the global generators instead of its keys is thereby tied to
+        # the micro-batch and not to the process that happens to fetch it.
+        seed = make_key(self._seed, WORKER, epoch, slot.start) & 0xFFFFFFFF
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+
+
+def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
+    """How this data set wants to be asked: batched with keys, batched, single with key, single."""
+    if hasattr(data, "__getitems__"):
+        if _takes(data.__getitems__, 2):
+            return lambda ids, keys: data.__getitems__(ids, keys)
+        return lambda ids, keys: default_collate(data.__getitems__(ids.tolist()))
+    if _takes(data.__getitem__, 2):
+        return lambda ids, keys: default_collate(
+            [data.__getitem__(i, k) for i, k in zip(ids.tolist(), keys.tolist(), strict=True)]
+        )
+    return lambda ids, keys: default_collate([data[i] for i in ids.tolist()])
+
+
+def _takes(method: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(method).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def weigh(recipe: Recipe, batch: Batch) -> dict[str, float] | None:
+    """The weights of a micro-batch by term name."""
+    weight = recipe.weight(batch)
+    if weight is None:
+        return None
+    if isinstance(weight, Mapping):
+        return {name: float(value) for name, value in weight.items()}
+    return {ANY_TERM: float(weight)}
+
+
+class Loader:
+    """Micro-batches in the order of the requests, fetched here or in loader processes.
+
+    It can be iterated again when the requests can; loader processes are then kept."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        requests: Iterable[Request],
+        *,
+        workers: int,
+        prefetch: int,
+        pin: bool,
+        is_repeated: bool = False,
+    ) -> None:
+        self._fetcher = fetcher
+        self._requests = requests
+        self._pin = pin
+        self._loader: DataLoader[MicroBatch] | None = None
+        if workers > 0:
+            self._loader = DataLoader(
+                fetcher,
+                batch_size=None,
+                sampler=_Requests(requests),
+                num_workers=workers,
+                prefetch_factor=prefetch,
+                pin_memory=pin,
+                persistent_workers=is_repeated,
+            )
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        if self._loader is not None:
+            return iter(self._loader)
+        fetched = (self._fetcher[request] for request in self._requests)
+        return (map_tensors(m, torch.Tensor.pin_memory) for m in fetched) if self._pin else fetched
+
+
+class _Requests(Sampler[Request]):
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """The same nesting with every tensor on the device; pinned memory is copied asynchronously."""
+    return map_tensors(tree, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nesting of dict, list and tuple with a function applied to every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: map_tensors(value, function) for name, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(value, function) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(value, function) for value in tree)
+    return tree
+
+
+@dataclass
+class StepInput:
+    """All that a rank needs for one optimizer step."""
+
+    share: StepShare
+    micro_batches: list[MicroBatch]
+    weights: dict[str, float] | None
+    """Weight of each term over the whole global batch, known before the first forward."""
+    must_stop: bool
+    """All ranks agree not to run this step: somebody asked to stop."""
+    must_save: bool
+    """All ranks agree that it is time to save before this step."""
+
+
+class Feed:
+    """Yields the steps of one rank, each fetched while the one before it computes.
+
+    The weights of the global batch, and the wishes to stop and to save, are summed over the ranks
+    in one small asynchronous reduction on the CPU, one step ahead: no rank ever waits for it
+    unless it is a step ahead of another.
+    """
+
+    def __init__(
+        self,
+        shares: Iterable[StepShare],
+        loader: Iterator[MicroBatch],
+        *,
+        terms: list[str] | None,
+        device: torch.device,
+        reduce: Callable[[torch.Tensor], Any],
+        wishes: Callable[[StepShare], tuple[bool, bool]],
+    ) -> None:
+        self._shares = iter(shares)
+        self._loader = loader
+        self._terms = terms
+        self._device = device
+        self._reduce = reduce
+        self._wishes = wishes
+
+    def __iter__(self) -> Iterator[StepInput]:
+        ahead = self._fetch()
+        while ahead is not None:
+            share, micro_batches, figures, pending = ahead
+            ahead = self._fetch()
+            if pending is not None:
+                pending.wait()
+            values = figures.tolist()
+            yield StepInput(
+                share=share,
+                micro_batches=micro_batches,
+                weights=(
+                    None
+                    if self._terms is None
+                    else dict(zip(self._terms, values, strict=False))
+                ),
+                must_stop=values[-2] > 0,
+                must_save=values[-1] > 0,
+            )
+
+    def _fetch(self) -> tuple[StepShare, list[MicroBatch], torch.Tensor, Any] | None:
+        share = next(self._shares, None)
+        if share is None:
+            return None
+        micro_batches = [next(self._loader) for _ in share.slots]
+        stop, save = self._wishes(share)
+        figures = torch.tensor(
+            [*self._local_weights(micro_batches), float(stop), float(save)], dtype=torch.float64
+        )
+        pending = self._reduce(figures)
+        return share, [move(m, self._device) for m in micro_batches], figures, pending
+
+    def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
+        return [
+            sum(m.weights[term] for m in micro_batches if m.weights is not None)
+            for term in self._terms or ()
+        ]

@@ -1,0 +1,98 @@
+"""Exact evaluation: every test sample once, sums over all ranks, no padding."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.engine.data import Fetcher, Loader, Request, move
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.plan.batch import deal, split_evenly
+from phalanx.plan.plan import Plan
+from phalanx.recipe.interface import Recipe
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures over the whole test split."""
+
+    metrics: dict[str, float]
+    samples: int
+    seconds: float
+
+
+class Evaluator:
+    """Evaluates the model on this rank's part of the test split and adds up over the ranks."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Any,
+        *,
+        plan: Plan,
+        process: Process,
+        precision: Precision,
+        prefetch: int,
+        seed: int,
+    ) -> None:
+        self._recipe = recipe
+        self._process = process
+        self._precision = precision
+        slots = split_evenly(0, len(data), plan.evaluate_batch_size.value)
+        first, last = deal(len(slots), process.rank, process.world)
+        self._samples = sum(slot.stop - slot.start for slot in slots[first:last])
+        self._loader = Loader(
+            Fetcher(recipe, data, seed=seed, is_shuffled=False),
+            [Request(0, slot, is_training=False) for slot in slots[first:last]],
+            workers=plan.workers.value,
+            prefetch=prefetch,
+            pin=plan.pin_memory.value,
+            is_repeated=True,
+        )
+
+    def run(self, model: nn.Module) -> Evaluation:
+        """Evaluate; the model is left as it was found."""
+        started = time.perf_counter()
+        was_training = model.training
+        model.eval()
+        try:
+            sums = self._local_sums(model)
+        finally:
+            model.train(was_training)
+        total, samples = self._reduce(sums)
+        metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
+        return Evaluation(metrics, samples, time.perf_counter() - started)
+
+    def _local_sums(self, model: nn.Module) -> dict[str, Any]:
+        sums: dict[str, Any] = {}
+        with torch.no_grad():
+            for micro_batch in self._loader:
+                batch = self._precision.convert_batch(move(micro_batch.batch, self._process.device))
+                with self._precision.autocast():
+                    values = self._recipe.evaluate(model, batch)
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + _wide(value)
+        return sums
+
+    def _reduce(self, sums: dict[str, Any]) -> tuple[dict[str, float], int]:
+        # A rank without a part of the split does not know the names; the first always has one.
+        names: list[str] = json.loads(self._process.agree_text(json.dumps(list(sums))))
+        figures = [float(sums.get(name, 0.0)) for name in names]
+        vector = torch.tensor([*figures, float(self._samples)], dtype=torch.float64)
+        if pending := self._process.reduce_control(vector):
+            pending.wait()
+        *totals, samples = vector.tolist()
+        return dict(zip(names, totals, strict=True)), int(samples)
+
+
+def _wide(value: Any) -> Any:
+    """A sum wide enough to stay exact; MPS has no float64."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    return value.double() if value.device.type != "mps" else value.cpu().double()

@@ -1,0 +1,190 @@
+"""The loop: the only place that says what happens in which order.
+
+    for step in feed:                     fetched, weighed and agreed on one step ahead
+        if must_save: save                a wish of time, agreed by all ranks
+        if must_stop: save, end           a signal or a limit, agreed by all ranks
+        run the step                      -> "step" every logging.every steps
+        if due or last: evaluate          -> "evaluate"; best and patience are updated
+        if due or best or last: save      -> "checkpoint"
+        if out of patience: end
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from phalanx.engine.data import StepInput
+from phalanx.engine.evaluate import Evaluation, Evaluator
+from phalanx.engine.step import StepResult, TrainStep, weight_of
+from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.telemetry import SpeedMeter, memory_bytes
+from phalanx.errors import Finding
+from phalanx.job.schema import Job
+from phalanx.plan.plan import Plan
+
+
+@dataclass
+class Counters:
+    """What the loop remembers from one step to the next; saved with every checkpoint."""
+
+    step: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    evaluated_step: int | None = None
+    evaluations_without_best: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Counters:
+        return cls(**{name: record[name] for name in vars(cls())})
+
+
+@dataclass
+class Loop:
+    """The parts the loop is made of."""
+
+    job: Job
+    plan: Plan
+    strategy: Strategy
+    train_step: TrainStep
+    evaluator: Evaluator | None
+    terms: list[str]
+    """Names of the loss terms, the same on every rank."""
+    save: Callable[[Counters, bool], dict[str, Any]]
+    """Write a checkpoint (step and counters, whether it is the best) and say what was written."""
+    loss_scale: Callable[[], float | None]
+    counters: Counters = field(default_factory=Counters)
+    ended_because: str = "finished"
+    _saved_step: int | None = None
+    _warned: bool = False
+
+    def run(self, feed: Iterable[StepInput]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Train, and yield what happens as (event kind, data)."""
+        batch, total = self.plan.batch, self.plan.total_steps.value
+        self._saved_step = self.counters.step
+        meter = SpeedMeter(batch.consumed_after(self.counters.step))
+        self.strategy.model.train()
+        for step in feed:
+            if step.must_save:
+                with meter.paused():
+                    yield from self._save(is_best=False)
+            if step.must_stop:
+                self.ended_because = "stopped"
+                yield from self._save(is_best=False)
+                return
+            result = self.train_step.run(step)
+            self.counters.step = done = step.share.step + 1
+            is_last = done == total
+            if done % self.job.logging.every == 0 or is_last:
+                yield from self._log(result, step.share.consumed, meter)
+            with meter.paused():
+                is_best = False
+                if self.evaluator is not None and (is_last or _due(self.plan.evaluate_every, done)):
+                    evaluation = self.evaluator.run(self.strategy.model)
+                    is_best = self._judge(evaluation)
+                    yield "evaluate", self._describe(evaluation, is_best)
+                if is_last or is_best or _due(self.plan.save_every_steps, done):
+                    yield from self._save(is_best=is_best)
+            patience = self.job.evaluate.early_stopping
+            if patience is not None and self.counters.evaluations_without_best >= patience:
+                self.ended_because = f"no better {self.plan.metric.value} in {patience} evaluations"
+                yield from self._save(is_best=False)
+                return
+
+    def _log(
+        self, result: StepResult, consumed: int, meter: SpeedMeter
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        terms = self._read_losses(result)
+        loss = sum(terms.values())
+        norm = result.grad_norm
+        yield (
+            "step",
+            {
+                "step": self.counters.step,
+                "epoch": round(self.plan.batch.epoch_of(self.counters.step), 6),
+                "samples": consumed,
+                "loss": loss,
+                "terms": terms,
+                "lr": result.lr,
+                "grad_norm": float(norm) if norm is not None else None,
+                "samples_per_s": round(meter.read(consumed), 3),
+                "memory_bytes": memory_bytes(self.strategy.process.device),
+                "loss_scale": self.loss_scale(),
+            },
+        )
+        if not math.isfinite(loss) and not self._warned:
+            self._warned = True
+            yield "finding", {"finding": _not_finite(loss, self.counters.step).to_json()}
+
+    def _read_losses(self, result: StepResult) -> dict[str, float]:
+        """Each term over the global batch: this synchronises the device."""
+        dtype = torch.float64 if self.plan.precision.value == "fp64" else torch.float32
+        zero = torch.zeros((), dtype=dtype, device=self.strategy.process.device)
+        sums = torch.stack([result.sums.get(name, zero).to(dtype) for name in self.terms])
+        values = self.strategy.process.sum_(sums).tolist()
+        if result.weights is None:
+            assert result.late_weight is not None
+            late = float(result.late_weight)
+            return {name: value / late for name, value in zip(self.terms, values, strict=True)}
+        return {
+            name: value / weight_of(result.weights, name)
+            for name, value in zip(self.terms, values, strict=True)
+        }
+
+    def _judge(self, evaluation: Evaluation) -> bool:
+        """Whether this evaluation is the best so far; counts how long ago that was."""
+        counters, name = self.counters, self.plan.metric.value
+        value = evaluation.metrics.get(name)
+        counters.evaluated_step = counters.step
+        if value is None or not math.isfinite(value):
+            counters.evaluations_without_best += 1
+            return False
+        sign = 1 if self.plan.metric_mode.value == "max" else -1
+        if counters.best is not None and sign * value <= sign * counters.best:
+            counters.evaluations_without_best += 1
+            return False
+        counters.best, counters.best_step = value, counters.step
+        counters.evaluations_without_best = 0
+        return True
+
+    def _describe(self, evaluation: Evaluation, is_best: bool) -> dict[str, Any]:
+        return {
+            "step": self.counters.step,
+            "epoch": round(self.plan.batch.epoch_of(self.counters.step), 6),
+            "metrics": evaluation.metrics,
+            "samples": evaluation.samples,
+            "is_best": is_best,
+            "seconds": round(evaluation.seconds, 6),
+        }
+
+    def _save(self, *, is_best: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._saved_step == self.counters.step and not is_best:
+            return
+        started = time.perf_counter()
+        saved = self.save(self.counters, is_best)
+        self._saved_step = self.counters.step
+        if saved:
+            seconds = round(time.perf_counter() - started, 6)
+            yield "checkpoint", {**saved, "is_best": is_best, "seconds": seconds}
+
+
+def _due(every: Any, done: int) -> bool:
+    return every.value is not None and done % every.value == 0
+
+
+def _not_finite(loss: float, step: int) -> Finding:
+    return Finding(
+        slug="loss-not-finite",
+        what=f"the loss is {loss} at step {step}",
+        why="an overflow, a division by zero or a learning rate that is too large",
+        fix="try a tenth of the rate (`--lr`), clip (`optimizer.clip_norm=1.0`), or precision=fp32",
+        severity="warning",
+    )

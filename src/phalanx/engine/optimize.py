@@ -1,0 +1,69 @@
+"""Optimizers, and the learning rate as a function of the optimizer step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.job.schema import Optimizer as OptimizerJob
+from phalanx.job.schema import Schedule as ScheduleJob
+from phalanx.recipe.interface import Recipe
+
+Optimizer = torch.optim.Optimizer
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: float) -> Optimizer:
+    """The job's optimizer over the recipe's groups, or over everything that can learn."""
+    groups = recipe.groups(model)
+    if groups is None:
+        groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    for group in groups:
+        group["lr_scale"] = group.get("lr_scale", 1.0)
+    fused = can_fuse(model)
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": job.weight_decay, "fused": fused}
+    if job.name == "sgd":
+        return torch.optim.SGD(groups, momentum=job.momentum, nesterov=job.nesterov, **settings)
+    betas = (job.betas[0], job.betas[1])
+    return torch.optim.AdamW(groups, betas=betas, eps=job.eps, **settings)
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Whether torch's fused kernels take all of this model's parameters."""
+    return all(
+        parameter.device.type in ("cuda", "cpu", "mps") and parameter.is_floating_point()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
+
+
+class Schedule:
+    """The learning rate at each optimizer step. It counts steps, never processes."""
+
+    def __init__(
+        self, job: ScheduleJob, *, peak_lr: float, warmup_steps: int, total_steps: int
+    ) -> None:
+        self._shape = job.name
+        self._floor = job.min_lr_ratio
+        self._peak = peak_lr
+        self._warmup = warmup_steps
+        self._total = total_steps
+
+    def lr_at(self, step: int) -> float:
+        """The rate of step `step`, counted from 0."""
+        if step < self._warmup:
+            return self._peak * (step + 1) / self._warmup
+        if self._shape == "constant":
+            return self._peak
+        done = (step - self._warmup) / max(1, self._total - self._warmup)
+        fall = 1 - done if self._shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self._peak * (self._floor + (1 - self._floor) * fall)
+
+    def apply(self, optimizer: Optimizer, step: int) -> float:
+        """Set the rate of every group for a step and return it."""
+        lr = self.lr_at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        return lr

@@ -1,0 +1,69 @@
+"""Which sample comes when, and the random keys it brings: functions of (seed, epoch, index).
+
+The order is a keyed permutation computed where it is needed, so a billion samples cost no memory
+and any position is reached at once. Nothing here knows of ranks, workers or iterators.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.recipe.keys import make_key, number_keys
+
+Ids = NDArray[np.int64]
+
+# Streams of make_key: a number used for one purpose is never used for another.
+ORDER, SAMPLE, DROPOUT, INIT, WORKER = range(5)
+
+_ROUNDS = 6
+
+
+def permute(positions: Ids, size: int, key: int) -> Ids:
+    """The ids at some positions of a random order of `range(size)`.
+
+    A Feistel network on pairs (left, right) with left < a, right < b and a * b just above `size`;
+    the few results beyond `size` are sent round again until they fall inside (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002).
+    """
+    if size <= 1:
+        return np.zeros_like(positions)
+    rows = isqrt(size - 1) + 1
+    columns = -(-size // rows)
+    ids = _feistel(positions.astype(np.int64, copy=True), rows, columns, key)
+    while (outside := ids >= size).any():
+        ids[outside] = _feistel(ids[outside], rows, columns, key)
+    return ids
+
+
+def _feistel(values: Ids, rows: int, columns: int, key: int) -> Ids:
+    left, right = values // columns, values % columns
+    for number in range(_ROUNDS):
+        left = (left + _below(right, make_key(key, number, 0), rows)) % rows
+        right = (right + _below(left, make_key(key, number, 1), columns)) % columns
+    return left * columns + right
+
+
+def _below(values: Ids, key: int, limit: int) -> Ids:
+    # Numpy's % takes the divisor's sign: the result is never negative.
+    below: Ids = number_keys(key, values) % limit
+    return below
+
+
+def ids_at(seed: int, epoch: int, start: int, stop: int, num_samples: int) -> Ids:
+    """Sample ids at positions `start` to `stop` of an epoch."""
+    positions = np.arange(start, stop, dtype=np.int64)
+    return permute(positions, num_samples, make_key(seed, ORDER, epoch))
+
+
+def keys_of(seed: int, epoch: int, ids: Ids) -> Ids:
+    """One random key per sample: the same sample has another one in each epoch."""
+    keys: Ids = number_keys(make_key(seed, SAMPLE, epoch), ids)
+    return keys
+
+
+def dropout_seed(seed: int, step: int, slot: int) -> int:
+    """Seed of torch's generator for one micro-batch; non-negative, as manual_seed likes it."""
+    return make_key(seed, DROPOUT, step, slot) >> 1 & (1 << 62) - 1

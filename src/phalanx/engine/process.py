@@ -1,0 +1,151 @@
+"""One rank: who it is, where it computes, and how it talks to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.plan.plan import Plan
+
+_TIMEOUT = timedelta(minutes=10)  # torch's own default for NCCL
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank among ranks; on one rank there is no process group."""
+
+    rank: int
+    world: int
+    device: torch.device
+    backend: str
+    control: Any = None
+    """A gloo group of its own for small CPU reductions: they overlap with the gradients'."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def reduce_control(self, tensor: torch.Tensor) -> Any:
+        """Start summing a small CPU tensor over the ranks; wait on what is returned, if any."""
+        if self.world == 1:
+            return None
+        return dist.all_reduce(tensor, group=self.control, async_op=True)
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def agree(self, value: int) -> int:
+        """The first rank's value, on every rank."""
+        if self.world == 1:
+            return value
+        tensor = torch.tensor([value if self.is_first else 0], dtype=torch.int64)
+        dist.broadcast(tensor, src=0, group=self.control)
+        return int(tensor.item())
+
+    def agree_text(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        size = self.agree(len(encoded := text.encode()))
+        if self.world == 1:
+            return text
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        if self.is_first:
+            tensor.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+        dist.broadcast(tensor, src=0, group=self.control)
+        return bytes(tensor.tolist()).decode()
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            dist.barrier(group=self.control)
+
+    def describe(self) -> str:
+        """The device in words, for the start-up proof."""
+        if self.device.type == "cuda":
+            return f"{self.device} {torch.cuda.get_device_name(self.device)}"
+        return f"{self.device.type} on {socket.gethostname()}, {torch.get_num_threads()} threads"
+
+
+@contextmanager
+def join(plan: Plan) -> Iterator[Process]:
+    """Become a rank: settle device and threads, meet the others, leave in order."""
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    assert world == plan.ranks.value, f"{world} ranks were started, the plan says {plan.ranks.value}"
+    device = _settle_device(plan, local_rank)
+    torch.set_num_threads(plan.threads.value)
+    _settle_determinism(plan)
+    if world == 1:
+        yield Process(rank, world, device, "none")
+        return
+    dist.init_process_group(
+        plan.backend.value,
+        timeout=_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        process = Process(rank, world, device, plan.backend.value, control)
+        _agree_on_plan(process, plan)
+        yield process
+        process.barrier()  # nobody tears a connection down while another still reduces
+    finally:
+        dist.destroy_process_group()
+
+
+def _settle_device(plan: Plan, local_rank: int) -> torch.device:
+    if plan.device.value == "cuda":
+        device = torch.device("cuda", plan.gpus.value[local_rank])
+        torch.cuda.set_device(device)
+        return device
+    return torch.device(plan.device.value)
+
+
+def _settle_determinism(plan: Plan) -> None:
+    is_resume = plan.determinism.value == "resume"
+    # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
+    # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
+    on_gpu = plan.device.value == "cuda"
+    torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
+    torch.backends.cudnn.benchmark = on_gpu and not is_resume
+
+
+def _agree_on_plan(process: Process, plan: Plan) -> None:
+    mine = int(plan.digest()[:15], 16)
+    if process.agree(mine) != mine:
+        raise RuntimeError(f"rank {process.rank} read another plan.json than rank 0")
+
+
+class StopRequest:
+    """Remembers SIGTERM, SIGINT or SIGUSR1: the step is finished, the state saved, then it ends."""
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Handle the signals while inside."""
+        before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.is_set = True

@@ -1,0 +1,167 @@
+"""One optimizer step: forward and backward of each slot, reduction, clipping, update.
+
+    for slot in this rank's slots:          gradients are exchanged during the last one only
+        seed dropout by (seed, step, slot)
+        terms = recipe.loss(...)
+        objective = sum of term.sum / weight of the whole global batch
+        backward
+    unscale -> clip -> optimizer step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.engine.data import ANY_TERM, MicroBatch, StepInput
+from phalanx.engine.optimize import Optimizer, Schedule
+from phalanx.engine.order import dropout_seed
+from phalanx.engine.precision import Precision
+from phalanx.engine.strategies.base import Strategy
+from phalanx.errors import Finding, UserError
+from phalanx.recipe.interface import Term
+
+
+@dataclass
+class StepResult:
+    """What a step left behind, still on the device: reading it synchronises."""
+
+    lr: float
+    sums: dict[str, torch.Tensor]
+    """Sum of each term over this rank's slots."""
+    weights: dict[str, float] | None
+    """Weight of each term over the global batch, or None when only `late_weight` knows."""
+    late_weight: torch.Tensor | None
+    grad_norm: torch.Tensor | None
+
+
+class TrainStep:
+    """Runs optimizer steps."""
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        precision: Precision,
+        seed: int,
+        clip_norm: float | None,
+    ) -> None:
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._precision = precision
+        self._seed = seed
+        self._clip_norm = clip_norm
+        self._device = strategy.process.device
+        self._seed_device = _device_seeder(self._device)
+
+    def run(self, step: StepInput) -> StepResult:
+        """Do one step; gradients are cleared afterwards."""
+        lr = self._schedule.apply(self._optimizer, step.share.step)
+        result = StepResult(lr, {}, step.weights, None, None)
+        last = len(step.micro_batches) - 1
+        for index, micro_batch in enumerate(step.micro_batches):
+            with nullcontext() if index == last else self._strategy.hold_gradients():
+                self._backward(step.share.step, micro_batch, result)
+            self._strategy.after_slot()
+        if not step.micro_batches:
+            self._strategy.contribute_nothing()
+        self._strategy.after_step(step.share.num_slots)
+        self._update(result)
+        return result
+
+    def discard(self, micro_batch: MicroBatch) -> list[str]:
+        """A forward and backward whose gradients nobody uses; returns the names of the terms."""
+        result = StepResult(0.0, {}, micro_batch.weights, None, None)
+        self._backward(0, micro_batch, result)
+        return list(result.sums)
+
+    def _backward(self, step: int, micro_batch: MicroBatch, result: StepResult) -> None:
+        seed = dropout_seed(self._seed, step, micro_batch.slot)
+        torch.default_generator.manual_seed(seed)
+        self._seed_device(seed)
+        batch = self._precision.convert_batch(micro_batch.batch)
+        with self._precision.autocast():
+            terms = self._strategy.loss(batch, micro_batch.keys)
+            objective = self._objective(terms, result)
+        self._precision.scaler.scale(objective).backward()
+
+    def _objective(self, terms: Mapping[str, Term], result: StepResult) -> torch.Tensor:
+        parts = []
+        for name, term in terms.items():
+            result.sums[name] = result.sums.get(name, 0) + term.sum.detach()
+            if result.weights is None:
+                weight = torch.as_tensor(term.weight, device=self._device).detach()
+                result.late_weight = (
+                    weight if result.late_weight is None else result.late_weight + weight
+                )
+                parts.append(term.sum)
+            else:
+                parts.append(term.sum / weight_of(result.weights, name))
+        if result.weights is None and len(parts) != 1:
+            raise UserError(_late_weight_finding(list(terms)))
+        return sum(parts[1:], parts[0]) * self._strategy.gradient_scale
+
+    def _update(self, result: StepResult) -> None:
+        scaler, optimizer = self._precision.scaler, self._optimizer
+        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        if result.late_weight is not None or result.weights is None:
+            total = self._late_weight(result)
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.div_(total)
+        if self._clip_norm is not None:
+            scaler.unscale_(optimizer)
+            result.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _late_weight(self, result: StepResult) -> torch.Tensor:
+        weight = result.late_weight
+        if weight is None:  # no micro-batch on this rank in this step
+            weight = torch.zeros((), device=self._device)
+        result.late_weight = self._strategy.process.sum_(weight.double())
+        return result.late_weight
+
+
+def weight_of(weights: Mapping[str, float], term: str) -> float:
+    """The global weight of a term: its own, or the one that stands for every term."""
+    if term in weights:
+        return weights[term]
+    if ANY_TERM in weights:
+        return weights[ANY_TERM]
+    raise UserError(
+        Finding(
+            slug="term-weight",
+            what=f"the loss has a term `{term}` that the recipe's weight() does not name",
+            why=f"weight() names: {', '.join(weights)}",
+            fix=f'return {{..., "{term}": weight}} from weight(batch)',
+        )
+    )
+
+
+def _late_weight_finding(names: list[str]) -> Finding:
+    return Finding(
+        slug="late-weights",
+        what=f"the loss has {len(names)} terms whose weights depend on the predictions",
+        why=f"weight() returned None and loss() returned {', '.join(names)}: after the reduction "
+        "only one common divisor can be applied",
+        fix="return one term, or return the weights from weight(batch)",
+    )
+
+
+def _device_seeder(device: torch.device) -> Any:
+    """A cheap way to seed the device's generator; torch.manual_seed costs a hundred times more."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        return torch.cuda.default_generators[device.index].manual_seed
+    if device.type == "mps":
+        return torch.mps.manual_seed
+    return lambda seed: None

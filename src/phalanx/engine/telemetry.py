@@ -1,0 +1,43 @@
+"""What a rank measures of itself: speed and memory. Reading a loss synchronises; nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import torch
+
+
+class SpeedMeter:
+    """Samples per second of training, without the time spent evaluating and saving."""
+
+    def __init__(self, consumed: int) -> None:
+        self._since = time.perf_counter()
+        self._consumed = consumed
+        self._paused_s = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside is not training."""
+        started = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - started
+
+    def read(self, consumed: int) -> float:
+        """Samples per second since the last reading."""
+        now = time.perf_counter()
+        elapsed = max(now - self._since - self._paused_s, 1e-9)
+        rate = (consumed - self._consumed) / elapsed
+        self._since, self._consumed, self._paused_s = now, consumed, 0.0
+        return rate
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak allocated memory on the device, or resident memory of the process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return int(torch.mps.current_allocated_memory())
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,115 @@
+"""What a recipe's model and data are, found in a child process: sizes, counts, fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from phalanx.engine.data import choose_fetch
+from phalanx.errors import Finding, UserError, errors_of
+from phalanx.plan.trace import Trace
+from phalanx.recipe.interface import Recipe, leaves
+from phalanx.recipe.load import load_recipe, recipe_fingerprint
+
+_PROBED = 4  # samples hashed per split: enough to tell one data set from another
+
+
+def run_trace(request_file: Path, result_file: Path) -> None:
+    """Answer a request `{recipe, options}` with `{trace, findings}`; never raises for the user's
+    mistakes."""
+    request = json.loads(request_file.read_text(encoding="utf-8"))
+    trace, findings = trace_recipe(request["recipe"], request["options"])
+    answer = {
+        "trace": trace.to_json() if trace else None,
+        "findings": [finding.to_json() for finding in findings],
+    }
+    result_file.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def trace_recipe(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
+    """The Trace of a recipe, and what is wrong with it."""
+    try:
+        recipe = load_recipe(spec, options)
+        findings = list(recipe.check())
+        if errors_of(findings):
+            return None, findings
+        return _trace(spec, recipe), findings
+    except UserError as error:
+        return None, error.findings
+    except Exception as error:
+        return None, [_broken(spec, error)]
+
+
+def _trace(spec: str, recipe: Recipe) -> Trace:
+    model = _model_without_memory(recipe)
+    parameters = list(model.parameters())
+    train, test = recipe.data("train"), recipe.data("test")
+    digest = hashlib.sha256()
+    for data in (train, test):
+        _hash_samples(digest, data)
+    if len(train) == 0:
+        raise UserError(
+            Finding(
+                slug="no-samples",
+                what="the train split has 0 samples",
+                why=f"len(data('train')) of recipe {spec}",
+                fix="point the recipe at data that is there: `phalanx recipes show`",
+            )
+        )
+    return Trace(
+        recipe_fingerprint=recipe_fingerprint(spec),
+        options=json.loads(recipe.options.model_dump_json()),
+        num_samples=len(train),
+        num_test_samples=len(test) if test is not None else 0,
+        data_fingerprint=digest.hexdigest()[:16],
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        metric=recipe.metric,
+        metric_mode=recipe.metric_mode,
+    )
+
+
+def _model_without_memory(recipe: Recipe) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return recipe.model()
+    except (RuntimeError, NotImplementedError):
+        # A model that computes with its weights while it is built needs real ones.
+        return recipe.model()
+
+
+def _hash_samples(digest: Any, data: Any) -> None:
+    size = len(data) if data is not None else 0
+    digest.update(f"{size};".encode())
+    if size == 0:
+        return
+    ids = np.unique(np.linspace(0, size - 1, _PROBED).astype(np.int64))
+    batch = choose_fetch(data)(ids, np.zeros(len(ids), np.int64))
+    for leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            digest.update(leaf.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(leaf).encode())
+
+
+def _broken(spec: str, error: Exception) -> Finding:
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and "phalanx/engine" not in f.filename]
+    where = own[-1] if own else frames[-1]
+    return Finding(
+        slug="recipe-broken",
+        what=f"the recipe `{spec}` fails: {type(error).__name__}: {str(error)[:600]}",
+        why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
+        fix="mend that line; the recipe's model and data are built before anything else starts",
+    )

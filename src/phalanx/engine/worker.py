@@ -1,0 +1,323 @@
+"""One rank from start to end: reads the frozen plan, trains, writes its events and its outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.engine.checkpoint import load_checkpoint, load_initial_weights, save_checkpoint
+from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move
+from phalanx.engine.evaluate import Evaluator
+from phalanx.engine.loop import Counters, Loop
+from phalanx.engine.optimize import Schedule, make_optimizer
+from phalanx.engine.order import INIT
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process, StopRequest, join
+from phalanx.engine.step import TrainStep
+from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.single import Single
+from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.job.load import load_job
+from phalanx.job.schema import Job
+from phalanx.plan.batch import StepShare
+from phalanx.plan.plan import Plan
+from phalanx.recipe.interface import Recipe
+from phalanx.recipe.keys import make_key
+from phalanx.recipe.load import load_recipe
+from phalanx.run.checkpoints import (
+    SavedCheckpoint,
+    folder_bytes,
+    latest_good,
+    open_checkpoint,
+    publish,
+)
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import EventWriter
+
+
+def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True) -> bool:
+    """Train as one rank; returns whether it ended in order. Never raises."""
+    run = RunDirectory(run_path)
+    rank = int(os.environ.get("RANK", "0"))
+    events = EventWriter(run.events, f"rank-{rank}", attempt=attempt)
+    stop = StopRequest()
+    listening: AbstractContextManager[Any] = stop.listening() if handle_signals else nullcontext()
+    try:
+        plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
+        job = load_job(run.job_file).job
+        with listening, join(plan) as process:
+            worker = Worker(run, job, plan, process, events, stop)
+            outcome = worker.train()
+    except UserError as error:
+        outcome = _failure(error.findings, exit_code=error.exit_code)
+    except Exception as error:
+        traceback.print_exc()  # into this rank's log, whole
+        outcome = _failure([_crash_finding(error, rank, run)], exit_code=ExitCode.FAILED)
+    events.write("outcome", **outcome)
+    events.close()
+    return outcome["status"] in ("finished", "stopped")
+
+
+class Worker:
+    """The parts of one rank, put together in the order that matters."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        job: Job,
+        plan: Plan,
+        process: Process,
+        events: EventWriter,
+        stop: StopRequest,
+    ) -> None:
+        self.run = run
+        self.job = job
+        self.plan = plan
+        self.process = process
+        self.events = events
+        self.stop = stop
+        self.recipe: Recipe = load_recipe(job.recipe, job.options)
+        self.precision = Precision(plan.precision.value, process.device)
+        self.precision.configure()
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end, or to a stop; returns the outcome."""
+        plan, job = self.plan, self.job
+        data = self.recipe.data("train")
+        model = self._make_model()
+        strategy = self._make_strategy(model)
+        optimizer = make_optimizer(self.recipe, model, job.optimizer, plan.lr.value)
+        fetcher = Fetcher(self.recipe, data, seed=job.seed, is_shuffled=True)
+        train_step = TrainStep(
+            strategy=strategy,
+            optimizer=optimizer,
+            schedule=Schedule(
+                job.schedule,
+                peak_lr=plan.lr.value,
+                warmup_steps=plan.warmup_steps.value,
+                total_steps=plan.total_steps.value,
+            ),
+            precision=self.precision,
+            seed=job.seed,
+            clip_norm=job.optimizer.clip_norm,
+        )
+        # The probe is always the first step's, so that a resumed run settles like an unbroken one.
+        probe = self._probe(fetcher)
+        terms = self._settle(strategy, train_step, probe)
+        # After settling: the discarded passes must not see (or touch) what is loaded here.
+        saved = self._find_checkpoint()
+        counters = Counters()
+        if saved is not None:
+            load_checkpoint(saved, model=model, optimizer=optimizer, precision=self.precision)
+            counters = Counters.from_json(saved.state)
+        strategy.resume()
+        self._say_start(counters, saved)
+        loop = Loop(
+            job=job,
+            plan=plan,
+            strategy=strategy,
+            train_step=train_step,
+            evaluator=self._make_evaluator(),
+            terms=terms,
+            save=lambda counters, is_best: self._save(model, optimizer, counters, is_best),
+            loss_scale=lambda: self.precision.loss_scale,
+            counters=counters,
+        )
+        for kind, facts in loop.run(self._make_feed(fetcher, counters.step, probe)):
+            if self.process.is_first:
+                self.events.write(kind, **facts)
+        return self._outcome(loop)
+
+    def _make_model(self) -> torch.nn.Module:
+        # Built on the CPU from one seed: the same weights on every rank, device and rank count.
+        torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
+        model = self.recipe.model()
+        if self.job.init_from is not None:
+            load_initial_weights(model, Path(self.job.init_from))
+        return self.precision.convert(model).to(self.process.device)
+
+    def _make_strategy(self, model: torch.nn.Module) -> Strategy:
+        if self.plan.strategy.value == "ddp":
+            return Ddp(self.recipe, model, self.process, self.job.ddp)
+        return Single(self.recipe, model, self.process)
+
+    def _probe(self, fetcher: Fetcher) -> MicroBatch:
+        slots = self.plan.batch.slots_of(0)
+        request = Request(0, slots[self.process.rank % len(slots)], is_training=True)
+        fetched: MicroBatch = move(fetcher[request], self.process.device)
+        return fetched
+
+    def _settle(self, strategy: Strategy, train_step: TrainStep, probe: MicroBatch) -> list[str]:
+        terms: list[str] = []
+
+        def run_backward(micro_batch: MicroBatch) -> None:
+            terms[:] = train_step.discard(micro_batch)
+
+        strategy.model.train()
+        for finding in strategy.settle(probe, run_backward):
+            if self.process.is_first:
+                self.events.write("finding", finding=finding.to_json())
+        return terms
+
+    def _make_evaluator(self) -> Evaluator | None:
+        if self.plan.num_test_samples.value == 0:
+            return None
+        return Evaluator(
+            self.recipe,
+            self.recipe.data("test"),
+            plan=self.plan,
+            process=self.process,
+            precision=self.precision,
+            prefetch=self.job.loader.prefetch,
+            seed=self.job.seed,
+        )
+
+    def _make_feed(self, fetcher: Fetcher, start: int, probe: MicroBatch) -> Feed:
+        rank, world = self.process.rank, self.process.world
+        batch, total = self.plan.batch, self.plan.total_steps.value
+
+        def shares() -> Iterator[StepShare]:
+            return (batch.share_of(step, rank, world) for step in range(start, total))
+
+        requests = (
+            Request(share.epoch, slot, is_training=True)
+            for share in shares()
+            for slot in share.slots
+        )
+        loader = Loader(
+            fetcher,
+            requests,
+            workers=self.plan.workers.value,
+            prefetch=self.job.loader.prefetch,
+            pin=self.plan.pin_memory.value,
+        )
+        return Feed(
+            shares(),
+            iter(loader),
+            terms=None if probe.weights is None else sorted(probe.weights),
+            device=self.process.device,
+            reduce=self.process.reduce_control,
+            wishes=self._wishes(start),
+        )
+
+    def _wishes(self, start: int) -> Callable[[StepShare], tuple[bool, bool]]:
+        """What this rank wants before a step: to stop, to save. Only the first rank has a clock."""
+        limit = self.job.stop_after
+        begun = saved_at = time.monotonic()
+        last_step = None
+        if limit is not None and limit.unit != "minutes":
+            per = self.plan.steps_per_epoch.value if limit.unit == "epochs" else 1
+            last_step = start + round(limit.count * per)
+
+        def wishes(share: StepShare) -> tuple[bool, bool]:
+            nonlocal saved_at
+            stop = self.stop.is_set or (last_step is not None and share.step >= last_step)
+            if not self.process.is_first:
+                return stop, False
+            now = time.monotonic()
+            if limit is not None and limit.unit == "minutes" and now - begun > limit.count * 60:
+                stop = True
+            save_every = self.plan.save_every_s.value
+            save = save_every is not None and now - saved_at > save_every
+            if save:
+                saved_at = now
+            return stop, save
+
+        return wishes
+
+    def _find_checkpoint(self) -> SavedCheckpoint | None:
+        """The newest good checkpoint, chosen by the first rank for all."""
+        saved: SavedCheckpoint | None = None
+        if self.process.is_first:
+            saved, problems = latest_good(self.run.checkpoints)
+            if saved is None and self.plan.resume_from is not None:
+                saved, problem = open_checkpoint(Path(self.plan.resume_from))
+                problems += [problem] if problem else []
+            for problem in problems:
+                self.events.write("finding", finding=problem.to_json())
+        path = self.process.agree_text(str(saved.path) if saved else "")
+        if not path or saved is not None:
+            return saved
+        state = json.loads((Path(path) / "state.json").read_text(encoding="utf-8"))
+        return SavedCheckpoint(Path(path), int(state["step"]), state)
+
+    def _save(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        counters: Counters,
+        is_best: bool,
+    ) -> dict[str, Any]:
+        if not self.process.is_first:
+            return {}
+        folder = self.run.checkpoints
+        path = save_checkpoint(
+            folder,
+            model=model,
+            optimizer=optimizer,
+            precision=self.precision,
+            state={
+                **counters.to_json(),
+                "consumed": self.plan.batch.consumed_after(counters.step),
+                "ranks": self.process.world,
+                "plan_revision": self.plan.revision,
+                "identity": self.plan.identity,
+            },
+        )
+        publish(folder, counters.step, is_best=is_best, keep=self.job.checkpoint.keep)
+        relative = path.relative_to(self.run.path).as_posix()
+        return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
+
+    def _say_start(self, counters: Counters, saved: SavedCheckpoint | None) -> None:
+        self.events.write(
+            "start",
+            rank=self.process.rank,
+            world=self.process.world,
+            pid=os.getpid(),
+            device=self.process.describe(),
+            backend=self.process.backend,
+            step=counters.step,
+            resumed_from=str(saved.path) if saved else None,
+        )
+
+    def _outcome(self, loop: Loop) -> dict[str, Any]:
+        is_stopped = loop.ended_because == "stopped"
+        return {
+            "status": "stopped" if is_stopped else "finished",
+            "step": loop.counters.step,
+            "reason": loop.ended_because,
+            "findings": [],
+            "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
+        }
+
+
+def _failure(findings: list[Finding], *, exit_code: ExitCode) -> dict[str, Any]:
+    return {
+        "status": "failed",
+        "step": None,
+        "reason": findings[0].what,
+        "findings": [finding.to_json() for finding in findings],
+        "exit_code": int(exit_code),
+    }
+
+
+def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last line outside of libraries is the one its author can mend.
+    own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename]
+    where = own[-1] if own else frames[-1]
+    return Finding(
+        slug="rank-crashed",
+        what=f"rank {rank} failed: {type(error).__name__}: {str(error)[:800]}",
+        why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
+        fix=f"read the whole traceback: `less {run.log_file(rank)}`",
+    )

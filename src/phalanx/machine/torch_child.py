@@ -1,0 +1,190 @@
+"""Runs `torch_probe.py` in child processes, so that a torch that crashes or hangs is a fact."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.machine.facts import PrecisionProbe, TorchDevice, TorchFacts
+
+SCRIPT = Path(__file__).with_name("torch_probe.py")
+# Processors that announce AMX but cannot run it (some virtual machines) die of SIGILL in oneDNN's
+# bf16 kernels; this keeps oneDNN to the AVX-512 ones.
+ONEDNN_WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+_ERROR_LINES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchAnswer:
+    """What torch said, or why it did not."""
+
+    facts: TorchFacts | None = None
+    error: str | None = None
+    worker_env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Child:
+    """One child's reports up to its end."""
+
+    facts: dict[str, Any] | None = None
+    planned: list[str] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    stage: str = "starting Python"
+    done: bool = False
+    failure: str | None = None
+    """How it ended, in short: `kills the process (SIGILL)`."""
+    error: str | None = None
+    """The same with the last lines it wrote."""
+
+
+def ask_torch(*, timeout_s: float = 90.0) -> TorchAnswer:
+    """Ask the torch of `sys.executable`; costs one `import torch`, one more per probe that kills.
+
+    `timeout_s` is the longest silence between two reports of the child.
+    """
+    child = _run([], timeout_s=timeout_s)
+    if child.facts is None:
+        return TorchAnswer(error=child.error or "torch did not answer")
+    facts, planned = child.facts, child.planned
+    done = list(child.probes)
+    while not child.done and len(done) < len(planned):
+        device, _, precision = planned[len(done)].rpartition(":")
+        done.append(
+            {"device": device, "precision": precision, "ok": False, "error": child.failure}
+            | _capability(facts, device)
+        )
+        rest = planned[len(done) :]
+        if not rest:
+            break
+        child = _run(rest, timeout_s=timeout_s)
+        done += child.probes
+    worker_env: dict[str, str] = {}
+    for probe in done:
+        if probe["device"] == "cpu" and probe["precision"] == "bf16" and not probe["ok"]:
+            retry = _run(["cpu:bf16"], timeout_s=timeout_s, env=ONEDNN_WITHOUT_AMX)
+            if retry.probes and retry.probes[0]["ok"]:
+                probe |= {"ok": True, "needs_env": dict(ONEDNN_WITHOUT_AMX)}
+                worker_env |= ONEDNN_WITHOUT_AMX
+    return TorchAnswer(facts=_facts(facts, done), worker_env=worker_env)
+
+
+def _capability(facts: dict[str, Any], device: str) -> dict[str, Any]:
+    for entry in facts["devices"]:
+        if device == f"cuda:{entry['index']}":
+            return {"compute_capability": entry["compute_capability"]}
+    return {}
+
+
+def _facts(facts: dict[str, Any], probes: Sequence[dict[str, Any]]) -> TorchFacts:
+    return TorchFacts(
+        **facts
+        | {
+            "arch_list": tuple(facts["arch_list"]),
+            "devices": tuple(TorchDevice(**_with_tuple(entry)) for entry in facts["devices"]),
+            "probes": tuple(PrecisionProbe(**_with_tuple(probe)) for probe in probes),
+        }
+    )
+
+
+def _with_tuple(entry: dict[str, Any]) -> dict[str, Any]:
+    capability = entry.get("compute_capability")
+    return entry | {"compute_capability": None if capability is None else tuple(capability)}
+
+
+def _run(
+    wanted: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
+) -> _Child:
+    """Run one child to its end, its death, or too long a silence."""
+    child = _Child()
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            # -P: the modules beside the script must not hide packages of the same name.
+            [sys.executable, "-P", str(SCRIPT), *wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        lines: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
+        closed = False
+        try:
+            while (line := lines.get(timeout=timeout_s)) is not None:
+                _take(child, line)
+            closed = True
+        except queue.Empty:
+            pass
+        finally:
+            _end(process, grace_s=5 if closed else 0)
+        stderr.seek(0)
+        written = stderr.read().decode(errors="replace").strip().splitlines()
+    if not closed:
+        child.failure = f"gives no answer within {timeout_s:g} s"
+        written = []
+    elif not child.done:
+        child.failure = _say_exit(process.returncode)
+    if child.failure is not None:
+        head = f"{child.stage}: {child.failure}"
+        child.error = "\n".join([head, *written[-_ERROR_LINES:]])
+    return child
+
+
+def _pump(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None]) -> None:
+    assert process.stdout is not None  # noqa: S101 - opened as a pipe
+    with process.stdout:
+        for line in process.stdout:
+            lines.put(line)
+    lines.put(None)
+
+
+def _take(child: _Child, line: bytes) -> None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return  # a sitecustomize that prints before the channel is made
+    if not isinstance(message, dict):
+        return
+    child.stage = message.get("stage", child.stage)
+    child.facts = message.get("facts", child.facts)
+    child.planned = message.get("probes", child.planned)
+    child.done = message.get("done", child.done)
+    if "probe" in message:
+        child.probes.append(message["probe"])
+
+
+def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """End the child and what it started; a child stuck in the driver may outlive even SIGKILL."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=grace_s)
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+
+
+def _say_exit(code: int | None) -> str:
+    if code is None:
+        return "does not end"
+    if code < 0:
+        try:
+            return f"kills the process ({signal.Signals(-code).name})"
+        except ValueError:
+            return f"kills the process (signal {-code})"
+    return f"ends the process with exit code {code}"

@@ -1,0 +1,135 @@
+"""The `Plan`: what will be done, every choice a value with its reason. The ranks read it frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+from phalanx.plan.batch import BatchPlan
+
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Decision(Generic[T]):
+    """A choice and why it was made."""
+
+    value: T
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything the ranks need to know beyond the job file."""
+
+    schema_version: int = SCHEMA_VERSION
+    revision: int = 0
+
+    device: Decision[str]
+    """`cuda`, `mps` or `cpu`."""
+    gpus: Decision[list[int]]
+    """GPU ids as CUDA numbers them under CUDA_VISIBLE_DEVICES; empty without CUDA."""
+    ranks: Decision[int]
+    """Processes that train together."""
+    backend: Decision[str]
+    """`nccl`, `gloo`, or `none` on one rank."""
+    strategy: Decision[str]
+    """`single` or `ddp`."""
+    precision: Decision[str]
+    """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
+    determinism: Decision[str]
+    """`resume` or `fast`."""
+    threads: Decision[int]
+    """CPU threads inside an operator, per rank. Kept on resume: it changes the last bits."""
+
+    num_samples: Decision[int]
+    """Samples in the train split."""
+    num_test_samples: Decision[int]
+    """Samples in the test split."""
+    global_batch_size: Decision[int]
+    """Samples per optimizer step."""
+    micro_batch_size: Decision[int]
+    """Samples per forward on one rank, at most."""
+    accumulation: Decision[int]
+    """Micro-batches the busiest rank adds up per step."""
+    steps_per_epoch: Decision[int]
+    """Rounded up: an epoch sees every sample once."""
+    total_steps: Decision[int]
+    """Optimizer steps of the whole run."""
+
+    lr: Decision[float]
+    """Peak learning rate after scaling."""
+    warmup_steps: Decision[int]
+    """Steps of linear rise."""
+    workers: Decision[int]
+    """Loader processes per rank."""
+    pin_memory: Decision[bool]
+    """Page-locked host memory."""
+
+    evaluate_every: Decision[int | None]
+    """Steps between evaluations; None: only at the end."""
+    evaluate_batch_size: Decision[int]
+    """Samples per forward in evaluation."""
+    metric: Decision[str]
+    """The metric that decides what is best."""
+    metric_mode: Decision[str]
+    """`max` or `min`."""
+    save_every_steps: Decision[int | None]
+    """Steps between checkpoints, when counted in steps."""
+    save_every_s: Decision[float | None]
+    """Seconds between checkpoints, when counted in minutes."""
+
+    speedup: Decision[float]
+    """Expected speed-up over one rank."""
+    parameters: Decision[int]
+    """Parameters of the model."""
+    worker_env: dict[str, str]
+    """Environment variables the ranks get."""
+    resume_from: str | None = None
+    """Checkpoint of another run to continue from, when this run has none of its own."""
+    identity: dict[str, Any]
+    """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
+
+    @property
+    def batch(self) -> BatchPlan:
+        return BatchPlan(
+            num_samples=self.num_samples.value,
+            global_batch_size=self.global_batch_size.value,
+            micro_batch_size=self.micro_batch_size.value,
+        )
+
+    def decisions(self) -> dict[str, Decision[Any]]:
+        """Every choice by name, in the order they are shown."""
+        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in pairs if isinstance(value, Decision)}
+
+    def to_json(self) -> dict[str, Any]:
+        record: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Decision):
+                value = {"value": value.value, "reason": value.reason}
+            record[field.name] = value
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Plan:
+        plain = {"schema_version", "revision", "worker_env", "resume_from", "identity"}
+        known = {field.name for field in fields(cls)}
+        if record.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"plan format {record.get('schema_version')}, known: {SCHEMA_VERSION}")
+        return cls(
+            **{
+                name: value if name in plain else Decision(value["value"], value["reason"])
+                for name, value in record.items()
+                if name in known
+            }
+        )
+
+    def digest(self) -> str:
+        """Hash by which the ranks make sure that they read the same plan."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()

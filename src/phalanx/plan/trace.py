@@ -1,0 +1,34 @@
+"""The `Trace`: what the recipe's model and data are, found by the engine in a child process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Facts about a recipe with its options, all that planning needs of it."""
+
+    schema_version: int = 1
+    recipe_fingerprint: str
+    """Hash of the recipe's source files."""
+    options: dict[str, Any]
+    """The recipe's options with defaults filled in."""
+    num_samples: int
+    num_test_samples: int
+    data_fingerprint: str
+    """Hash of the sizes and of a few samples: another data set has another one."""
+    parameters: int
+    trainable_parameters: int
+    parameter_bytes: int
+    has_batchnorm: bool
+    metric: str
+    metric_mode: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Trace:
+        return cls(**record)
