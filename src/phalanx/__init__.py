@@ -1,1 +1,22 @@
+"""Phalanx trains any PyTorch model on every GPU you have.
 
+`phalanx.check()`, `phalanx.plan(job)` and `phalanx.train(job)` are the commands of the same names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.api import Result, check, plan, train
+
+__all__ = ["Result", "check", "plan", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used: `import phalanx.recipe` must stay light.
+    if name in __all__:
+        from phalanx import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

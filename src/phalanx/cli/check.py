@@ -46,6 +46,8 @@ def check(
         )
     else:
         _show(machine)
+        if findings:
+            console.say()
         console.show_findings(findings)
     return int(ExitCode.MACHINE if errors_of(findings) else ExitCode.OK)
 
@@ -163,7 +165,7 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
 
 
 def _link_lines(machine: Machine) -> Iterator[str]:
-    """How the GPUs are joined: one line if all alike, a matrix, or groups where that is too wide."""
+    """How the GPUs are joined: one line if all alike, a matrix, or groups if that is too wide."""
     from phalanx.machine import link_matrix
     from phalanx.machine.topology import link_groups
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +97,14 @@ def table(
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     stdout().print(grid)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something is going on, on a terminal only."""
+    console = stderr()
+    if not console.is_interactive:
+        yield
+        return
+    with console.status(what):
+        yield

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import check
+from phalanx.cli import check, explain, plan, recipes, train
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -21,12 +21,26 @@ app = typer.Typer(
 )
 
 app.command("check")(check.check)
+app.command("plan")(plan.plan)
+app.command("train")(train.train)
+app.add_typer(recipes.app, name="recipes")
+app.command("explain")(explain.explain)
 
 
 def program(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors pass through as exceptions."""
-    result = app(args=list(argv), prog_name="phalanx", standalone_mode=False)
+    result = app(args=name_resumed(argv), prog_name="phalanx", standalone_mode=False)
     return int(result or 0)
+
+
+def name_resumed(argv: Sequence[str]) -> list[str]:
+    """`--resume` alone means the newest run; typer has no options with an optional value."""
+    words = list(argv)
+    if "--resume" in words:
+        after = words.index("--resume") + 1
+        if after == len(words) or words[after].startswith("-") or "=" in words[after]:
+            words.insert(after, "latest")
+    return words
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """From positions to batches on the device: fetch by ids and keys, loader processes, one step ahead.
 
-    requests -> [loader processes: fetch, weigh] -> Feed: weights summed over ranks -> device
+requests -> [loader processes: fetch, weigh] -> Feed: weights summed over ranks -> device
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
     """How this data set wants to be asked: batched with keys, batched, single with key, single."""
     if hasattr(data, "__getitems__"):
         if _takes(data.__getitems__, 2):
-            return lambda ids, keys: data.__getitems__(ids, keys)
+            batched: Callable[[Ids, Ids], Batch] = data.__getitems__
+            return batched
         return lambda ids, keys: default_collate(data.__getitems__(ids.tolist()))
     if _takes(data.__getitem__, 2):
         return lambda ids, keys: default_collate(
@@ -219,9 +220,7 @@ class Feed:
                 share=share,
                 micro_batches=micro_batches,
                 weights=(
-                    None
-                    if self._terms is None
-                    else dict(zip(self._terms, values, strict=False))
+                    None if self._terms is None else dict(zip(self._terms, values, strict=False))
                 ),
                 must_stop=values[-2] > 0,
                 must_save=values[-1] > 0,

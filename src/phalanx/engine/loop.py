@@ -1,12 +1,12 @@
 """The loop: the only place that says what happens in which order.
 
-    for step in feed:                     fetched, weighed and agreed on one step ahead
-        if must_save: save                a wish of time, agreed by all ranks
-        if must_stop: save, end           a signal or a limit, agreed by all ranks
-        run the step                      -> "step" every logging.every steps
-        if due or last: evaluate          -> "evaluate"; best and patience are updated
-        if due or best or last: save      -> "checkpoint"
-        if out of patience: end
+for step in feed:                     fetched, weighed and agreed on one step ahead
+    if must_save: save                a wish of time, agreed by all ranks
+    if must_stop: save, end           a signal or a limit, agreed by all ranks
+    run the step                      -> "step" every logging.every steps
+    if due or last: evaluate          -> "evaluate"; best and patience are updated
+    if due or best or last: save      -> "checkpoint"
+    if out of patience: end
 """
 
 from __future__ import annotations

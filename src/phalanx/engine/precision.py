@@ -48,4 +48,3 @@ class Precision:
     @property
     def loss_scale(self) -> float | None:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
-

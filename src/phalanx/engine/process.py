@@ -84,7 +84,9 @@ def join(plan: Plan) -> Iterator[Process]:
     rank = int(os.environ.get("RANK", "0"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    assert world == plan.ranks.value, f"{world} ranks were started, the plan says {plan.ranks.value}"
+    assert world == plan.ranks.value, (
+        f"{world} ranks were started, the plan says {plan.ranks.value}"
+    )
     device = _settle_device(plan, local_rank)
     torch.set_num_threads(plan.threads.value)
     _settle_determinism(plan)

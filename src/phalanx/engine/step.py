@@ -1,11 +1,11 @@
 """One optimizer step: forward and backward of each slot, reduction, clipping, update.
 
-    for slot in this rank's slots:          gradients are exchanged during the last one only
-        seed dropout by (seed, step, slot)
-        terms = recipe.loss(...)
-        objective = sum of term.sum / weight of the whole global batch
-        backward
-    unscale -> clip -> optimizer step
+for slot in this rank's slots:          gradients are exchanged during the last one only
+    seed dropout by (seed, step, slot)
+    terms = recipe.loss(...)
+    objective = sum of term.sum / weight of the whole global batch
+    backward
+unscale -> clip -> optimizer step
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TrainStep:
         with self._precision.autocast():
             terms = self._strategy.loss(batch, micro_batch.keys)
             objective = self._objective(terms, result)
-        self._precision.scaler.scale(objective).backward()
+        torch.autograd.backward(self._precision.scaler.scale(objective))
 
     def _objective(self, terms: Mapping[str, Term], result: StepResult) -> torch.Tensor:
         parts = []
@@ -160,7 +160,6 @@ def _late_weight_finding(names: list[str]) -> Finding:
 def _device_seeder(device: torch.device) -> Any:
     """A cheap way to seed the device's generator; torch.manual_seed costs a hundred times more."""
     if device.type == "cuda":
-        torch.cuda.init()
         return torch.cuda.default_generators[device.index].manual_seed
     if device.type == "mps":
         return torch.mps.manual_seed

@@ -105,7 +105,11 @@ def _broken(spec: str, error: Exception) -> Finding:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and "phalanx/engine" not in f.filename]
+    own = [
+        f
+        for f in frames
+        if "site-packages" not in f.filename and "phalanx/engine" not in f.filename
+    ]
     where = own[-1] if own else frames[-1]
     return Finding(
         slug="recipe-broken",

@@ -1,6 +1,7 @@
 """What was asked: the job, read from a file and overrides, and checked."""
 
-from phalanx.job.load import LoadedJob, Origin, Override, load_job, parse_override
+from phalanx.job.load import LoadedJob, Override, load_job, parse_override
+from phalanx.job.origin import Origin
 from phalanx.job.rules import check_job, gpu_findings, ranks_asked
 from phalanx.job.schema import Interval, Job
 

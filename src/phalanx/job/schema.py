@@ -46,7 +46,7 @@ class Interval(_Strict):
     unit: Unit
 
     def __str__(self) -> str:
-        number = f"{self.count:g}"
+        number = int(self.count) if self.count == int(self.count) else self.count
         return f"{number}%" if self.unit == "percent" else f"{number} {self.unit}"
 
 
@@ -149,7 +149,7 @@ class Checkpoint(_Strict):
 class Loader(_Strict):
     """How samples reach the model."""
 
-    workers: Literal["auto"] | int = "auto"
+    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Loader processes per rank; 0 loads in the training process."""
     prefetch: int = Field(default=2, ge=1)
     """Micro-batches each worker holds ready."""

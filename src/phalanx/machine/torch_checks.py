@@ -226,7 +226,7 @@ def check_precisions(machine: Machine) -> Iterator[Finding]:
                 severity="note",
                 what=f"{', '.join(names) or probe.device} (compute capability {capability}) only "
                 "emulates bf16, the hardware begins with 8.0",
-                why="bf16 tensor cores came with Ampere; emulated, it is slower than fp32",
+                why="bf16 tensor cores came with Ampere; before it, bf16 saves memory but not time",
                 fix="nothing to do: Phalanx takes fp16 with loss scaling here (`precision=fp16`)",
             )
 

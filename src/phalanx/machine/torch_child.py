@@ -43,6 +43,7 @@ class _Child:
     probes: list[dict[str, Any]] = field(default_factory=list)
     stage: str = "starting Python"
     done: bool = False
+    hung: bool = False
     failure: str | None = None
     """How it ended, in short: `kills the process (SIGILL)`."""
     error: str | None = None
@@ -60,11 +61,15 @@ def ask_torch(*, timeout_s: float = 90.0) -> TorchAnswer:
     facts, planned = child.facts, child.planned
     done = list(child.probes)
     while not child.done and len(done) < len(planned):
-        device, _, precision = planned[len(done)].rpartition(":")
-        done.append(
-            {"device": device, "precision": precision, "ok": False, "error": child.failure}
-            | _capability(facts, device)
-        )
+        device = planned[len(done)].rpartition(":")[0]
+        while len(done) < len(planned) and planned[len(done)].startswith(f"{device}:"):
+            precision = planned[len(done)].rpartition(":")[2]
+            done.append(
+                {"device": device, "precision": precision, "ok": False, "error": child.failure}
+                | _capability(facts, device)
+            )
+            if not child.hung:
+                break  # one that hangs would cost the timeout again for each precision left
         rest = planned[len(done) :]
         if not rest:
             break
@@ -131,7 +136,8 @@ def _run(
             _end(process, grace_s=5 if closed else 0)
         stderr.seek(0)
         written = stderr.read().decode(errors="replace").strip().splitlines()
-    if not closed:
+    child.hung = not closed
+    if child.hung:
         child.failure = f"gives no answer within {timeout_s:g} s"
         written = []
     elif not child.done:
@@ -143,7 +149,7 @@ def _run(
 
 
 def _pump(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None]) -> None:
-    assert process.stdout is not None  # noqa: S101 - opened as a pipe
+    assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
             lines.put(line)

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -141,6 +142,10 @@ def _set_tf32(torch: Any, on: bool) -> None:
 
 def main(wanted: list[str]) -> None:
     """Report stages, facts and probes; `wanted` restricts it to these probes."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a probe that kills leaves no core file
     report = _reporter()
     warnings.simplefilter("ignore")
     report(stage="importing torch")

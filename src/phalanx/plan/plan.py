@@ -122,13 +122,12 @@ class Plan:
         known = {field.name for field in fields(cls)}
         if record.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"plan format {record.get('schema_version')}, known: {SCHEMA_VERSION}")
-        return cls(
-            **{
-                name: value if name in plain else Decision(value["value"], value["reason"])
-                for name, value in record.items()
-                if name in known
-            }
-        )
+        values: dict[str, Any] = {
+            name: value if name in plain else Decision(value["value"], value["reason"])
+            for name, value in record.items()
+            if name in known
+        }
+        return cls(**values)
 
     def digest(self) -> str:
         """Hash by which the ranks make sure that they read the same plan."""

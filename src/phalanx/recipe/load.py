@@ -67,13 +67,8 @@ def load_recipe_class(spec: str) -> type[Recipe]:
     """Import the recipe's class; a mistake in it is a Finding, not a bare traceback."""
     if spec in builtin_recipes():
         module = importlib.import_module(f"phalanx.recipes.{spec}.recipe")
-        name = "Recipe"
-        found = [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, Recipe) and value is not Recipe
-        ]
-        return found[0]
+        builtin: type[Recipe] = getattr(module, _class_name(recipe_file(spec)))
+        return builtin
     path_text, _, name = spec.rpartition(":")
     path = Path(path_text)
     module = _import_file(path)
@@ -168,3 +163,31 @@ def _option_finding(item: ErrorDetails, options: type[BaseModel]) -> Finding:
         why=help_text or f"options.{key} of the job",
         fix=f"options: {{{top}: ...}} or `{top}=...` on the command line",
     )
+
+
+def copy_recipe(folder: Path, target: Path) -> list[Path]:
+    """Copy a built-in recipe so that it works on its own: its files import each other by name and
+    its job file names the copy."""
+    target.mkdir(parents=True)
+    package = f"phalanx.recipes.{folder.name}."
+    written = []
+    for source in sorted(folder.iterdir()):
+        if source.suffix not in (".py", ".yaml", ".md") or source.name == "__init__.py":
+            continue
+        text = source.read_text(encoding="utf-8").replace(f"from {package}", "from ")
+        if source.name == "job.yaml":
+            own = f"recipe: {target / 'recipe.py'}:{_class_name(folder / 'recipe.py')}"
+            text = text.replace(f"recipe: {folder.name}\n", f"{own}\n")
+        path = target / source.name
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _class_name(path: Path) -> str:
+    """The class in a recipe file that derives from Recipe, read without running it."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        bases = [b.id for b in getattr(node, "bases", []) if isinstance(b, ast.Name)]
+        if isinstance(node, ast.ClassDef) and "Recipe" in bases:
+            return node.name
+    raise AssertionError(f"{path} defines no recipe")

@@ -131,7 +131,7 @@ def open_checkpoint(path: Path) -> tuple[SavedCheckpoint | None, Finding | None]
 
 def latest_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
     """The newest checkpoint that verifies, and a Finding about each newer one that does not."""
-    problems = []
+    problems: list[Finding] = []
     for _, path in list_checkpoints(folder):
         saved, problem = open_checkpoint(path)
         if saved is not None:

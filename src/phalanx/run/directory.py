@@ -1,12 +1,12 @@
 """The run directory: where everything about one run lives, and how files get there whole.
 
-    runs/digits-20260131-120000/
-      job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
-      source.json                                       git commit and diff, command, versions
-      events/<writer>.jsonl                             what happened
-      logs/rank-0.log ...                               what each rank printed
-      checkpoints/checkpoint-120/ latest best           weights and state
-      tensorboard/ results.csv                          curves for other tools
+runs/digits-20260131-120000/
+  job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
+  source.json                                       git commit and diff, command, versions
+  events/<writer>.jsonl                             what happened
+  logs/rank-0.log ...                               what each rank printed
+  checkpoints/checkpoint-120/ latest best           weights and state
+  tensorboard/ results.csv                          curves for other tools
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class RunDirectory:
 
 def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDirectory:
     """Make a new run directory; an existing name is refused, never reused."""
-    base = name or f"{Path(recipe.rpartition(':')[0] or recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = (
+        name or f"{Path(recipe.rpartition(':')[0] or recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     output.mkdir(parents=True, exist_ok=True)
     path = output / base
     try:
@@ -186,7 +188,12 @@ def _git_state() -> dict[str, Any] | None:
     def git(*argv: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", *argv], capture_output=True, text=True, errors="replace", timeout=10
+                ["git", *argv],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=10,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -10,12 +10,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.job.wrong_jobs import GOOD
 
 from phalanx.errors import UserError
 from phalanx.job import Interval, Override, load_job, parse_override
-from phalanx.job.load import ALIASES, format_value, parse_scalar
+from phalanx.job.keys import ALIASES
+from phalanx.job.origin import format_value, parse_scalar
 from phalanx.job.schema import job_keys
-from tests.unit.job.wrong_jobs import GOOD
 
 
 @pytest.fixture
@@ -41,16 +42,16 @@ def test_every_value_knows_its_origin(write):
     loaded = load_job(path, overrides)
     assert loaded.job.optimizer.lr == 2e-3
     assert loaded.job.options == {"net": {"width": 8}}
-    keys = "epochs optimizer.lr optimizer.name options.net.width seed steps recipe".split()
-    assert [str(loaded.origin(key)) for key in keys] == [
-        "--epochs",
-        "lr=2e-3 on the command line",
-        "job.yaml:6",
-        "job.yaml:9",
-        "python",
-        "default",
-        "job.yaml:1",
-    ]
+    origins = {
+        "recipe": "job.yaml:1",
+        "epochs": "--epochs",
+        "optimizer.lr": "lr=2e-3 on the command line",
+        "optimizer.name": "job.yaml:6",
+        "options.net.width": "job.yaml:9",
+        "seed": "python",
+        "steps": "default",
+    }
+    assert {key: str(loaded.origin(key)) for key in origins} == origins
     assert loaded.path == path
     assert pickle.loads(pickle.dumps(loaded)) == loaded  # noqa: S301
 
@@ -158,6 +159,12 @@ def test_unreadable_file_says_why(write, monkeypatch):
     assert (finding.slug, finding.why) == ("job-unreadable", "Permission denied")
 
 
+def test_many_problems_are_cut_short(write):
+    many = "".join(f"k{i}: .nan\nu{i}: 1\n" for i in range(500))
+    found = findings(write(GOOD + many))
+    assert (len(found), found[-1].slug) == (51, "more-problems")
+
+
 def test_cyclic_python_values_are_refused():
     loop: dict[str, object] = {}
     loop["a"] = [loop]
@@ -215,13 +222,37 @@ def test_a_formatted_value_reads_back(value):
     assert loaded.job.options["x"] == value
 
 
+_FRAGMENTS = r"""recipe: d
+epochs: 3
+optimizer:
+  lr: 1
+  lr: [
+- a
+---
+...
+? x
+? {a: b}
+: y
+<<: 1
+a: *b
+&b
+!!int x
+!<x> y
+name:
+1e999
+%YAML 1.2
+%TAG ! x:
+{a: b}
+{: 1}
+'
+"\x
+"\0"
+# c
+options: {1: 2}
+@
+`"""
 _LINES = st.lists(
-    st.sampled_from(
-        "recipe: d|epochs: 3|optimizer:|  lr: 1|  lr: [|- a|---|? x|: y|<<: 1|a: *b|&b|!!int x|"
-        "name: |1e999|\t|%YAML 1.2|{a: b}|'|\"\\x|# c|devices: {gpus: [0]}|: |...|options: {1: 2}"
-        "|{: 1}|? {a: b}|!<x> y|%TAG ! x:|@|`|\\0|\u2028|\ufeff".split("|")
-    ),
-    max_size=8,
+    st.sampled_from([*_FRAGMENTS.splitlines(), "\t", "\u2028", "\ufeff"]), max_size=8
 ).map("\n".join)
 
 

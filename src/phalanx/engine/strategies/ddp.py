@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel: every rank holds the model, gradients are summed in buckets."""
+"""PyTorch's DistributedDataParallel: every rank holds the model, gradients are summed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,150 @@
+"""The options that `train` and `plan` share: each sets keys of the job."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+Command = Callable[..., int]
+
+_JOB = typer.Argument(help="A job file, a recipe's name, or your own `file.py:Class`.")
+_OVERRIDES = typer.Argument(
+    metavar="KEY=VALUE", help="Job keys (`optimizer.lr=0.01`) and options of the recipe."
+)
+
+# name -> (type, option); the order is the order in --help.
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "gpus": (str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")),
+    "cpu": (int | None, typer.Option("--cpu", help="Train on N CPU processes.")),
+    "epochs": (int | None, typer.Option("--epochs", help="Passes over the data.")),
+    "steps": (int | None, typer.Option("--steps", help="Optimizer steps, instead of epochs.")),
+    "batch_size": (
+        int | None,
+        typer.Option(
+            "--batch-size",
+            help="Global batch; together with --gradient-accumulation the batch per GPU.",
+        ),
+    ),
+    "gradient_accumulation": (
+        int | None,
+        typer.Option("--gradient-accumulation", help="Micro-batches added up per step."),
+    ),
+    "lr": (float | None, typer.Option("--lr", "--learning-rate", help="Learning rate.")),
+    "seed": (int | None, typer.Option("--seed", help="Seed of everything random.")),
+    "precision": (
+        str | None,
+        typer.Option("--precision", help="auto, fp32, tf32, bf16, fp16 or fp64."),
+    ),
+    "strategy": (str | None, typer.Option("--strategy", help="auto, single or ddp.")),
+    "save_every": (
+        tuple[float, str] | None,
+        typer.Option("--save-every", help="`500 steps`, `2 epochs` or `10 minutes`."),
+    ),
+    "stop_after": (
+        tuple[float, str] | None,
+        typer.Option("--stop-after", help="Stop early, save, exit 75: `60 minutes`."),
+    ),
+    "output": (str | None, typer.Option("--output", help="Folder for run directories.")),
+    "name": (str | None, typer.Option("--name", help="Name of the run directory.")),
+}
+
+_KEYS = {
+    "cpu": "devices.cpu",
+    "lr": "optimizer.lr",
+    "batch_size": "global_batch_size",
+    "save_every": "checkpoint.every",
+}
+# An option also takes back what the file says the other way.
+_INSTEAD = {
+    "gpus": "devices.cpu",
+    "cpu": "devices.gpus",
+    "epochs": "steps",
+    "steps": "epochs",
+    "batch_size": "batch_per_gpu",
+}
+
+
+def with_job_options(command: Command) -> Command:
+    """Give a command the job argument, the overrides and the shared options.
+
+    The command is called as `command(job, overrides, notes, **its_own_options)`."""
+
+    @functools.wraps(command)
+    def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
+        given = {name: values.pop(name) for name in _OPTIONS}
+        given = {name: value for name, value in given.items() if value is not None}
+        if job is not None and "=" in job:  # `train --resume RUN epochs=3` has no job
+            overrides, job = [job, *(overrides or [])], None
+        collected, notes = collect_overrides(given)
+        return command(job, [*collected, *(overrides or [])], notes, **values)
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
+    parameters = [
+        _parameter("job", Annotated[str | None, _JOB], None),
+        _parameter("overrides", Annotated[list[str] | None, _OVERRIDES], None),
+        *(
+            _parameter(name, Annotated[kind, option], None)
+            for name, (kind, option) in _OPTIONS.items()
+        ),
+        *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
+    ]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
+
+
+def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Overrides of the job from the options that were given, and notes about their meaning."""
+    from phalanx.errors import Finding
+    from phalanx.job import Override
+
+    notes: list[Finding] = []
+    overrides: list[Any] = []
+
+    def flag(name: str) -> str:
+        return "--" + name.replace("_", "-")
+
+    for name, value in given.items():
+        key, typed = _KEYS.get(name, name), value
+        if name == "gpus":
+            key, typed = "devices.gpus", parse_gpus(value)
+        elif name in ("save_every", "stop_after"):
+            typed = f"{value[0]:g} {value[1]}"
+        elif name == "batch_size" and "gradient_accumulation" in given:
+            key = "batch_per_gpu"
+            notes.append(_per_gpu_note(value, given["gradient_accumulation"]))
+        instead = "global_batch_size" if key == "batch_per_gpu" else _INSTEAD.get(name)
+        if instead is not None and instead.rpartition(".")[2] not in given:
+            overrides.append(Override(instead, None, flag(name)))
+        overrides.append(Override(key, typed, flag(name)))
+    return overrides, notes
+
+
+def parse_gpus(text: str) -> Any:
+    """`all` -> "all", `4` -> 4, `0,2` and `0,` -> ids; anything else is judged by the schema."""
+    if "," in text:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return [int(part) if part.isdecimal() else part for part in parts]
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+def _per_gpu_note(batch: int, accumulation: int) -> Any:
+    from phalanx.errors import Finding
+
+    return Finding(
+        slug="batch-per-gpu",
+        what=f"--batch-size {batch} is per GPU here: {batch} x {accumulation} x the number of GPUs",
+        why="it was given together with --gradient-accumulation",
+        fix=f"for a global batch of {batch} leave --gradient-accumulation out",
+        severity="note",
+    )

@@ -1,0 +1,140 @@
+"""A run as it happens: a progress bar on a terminal, plain lines in a pipe or under CI."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from phalanx.cli import console
+from phalanx.errors import Finding
+from phalanx.plan.plan import Plan
+from phalanx.run.events import Event
+
+_LINE_EVERY_S = 10.0  # in a pipe a line for every logged step would bury the rest
+
+
+class RunView:
+    """Shows events of one run; also keeps the figures the summary needs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._bar: Any = None
+        self._task: Any = None
+        self._starts: dict[int, dict[str, Any]] = {}
+        self._last_line_s = 0.0
+        self.metrics: dict[str, float] = {}
+        self.best: dict[str, Any] | None = None
+        self.trained_s = 0.0
+        self.first_step = 0
+        self._started_s: float | None = None
+
+    def __enter__(self) -> RunView:
+        if console.stderr().is_interactive:
+            self._bar = _make_bar()
+            self._bar.start()
+            self._task = self._bar.add_task("starting the ranks", total=None, facts="")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def take(self, event: Event) -> None:
+        """Show one event."""
+        show = getattr(self, f"_show_{event.kind}", None)
+        if show is not None:
+            show(event)
+
+    def _say(self, text: str) -> None:
+        console.stderr().print(text, markup=False)
+
+    def _show_attempt(self, event: Event) -> None:
+        self._starts.clear()
+
+    def _show_start(self, event: Event) -> None:
+        self._starts[event.data["rank"]] = event.data
+        world = event.data["world"]
+        if len(self._starts) < world:
+            return
+        backend = event.data["backend"]
+        over = f" over {backend}" if world > 1 else ""
+        self._say(f"world size {world}{over}, {self._plan.steps_per_epoch.value} steps per epoch")
+        for rank in range(world):
+            self._say(f"  rank {rank}: {self._starts[rank]['device']}")
+        if world > 1:
+            speedup = self._plan.speedup
+            self._say(f"  expected speed-up over one rank: {speedup.value:g}x ({speedup.reason})")
+        if event.data["resumed_from"]:
+            self._say(f"continues at step {event.data['step']}: {event.data['resumed_from']}")
+        self.first_step = event.data["step"]
+        self._started_s = event.time_s
+
+    def _show_step(self, event: Event) -> None:
+        data = event.data
+        if self._started_s is not None:
+            self.trained_s = event.time_s - self._started_s
+        facts = (
+            f"loss {data['loss']:.4f}  lr {data['lr']:.2e}  "
+            f"{data['samples_per_s']:,.0f} samples/s  {data['memory_bytes'] / 2**30:.1f} GiB"
+        )
+        total = self._plan.total_steps.value
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                description=f"epoch {data['epoch']:.1f}",
+                completed=data["step"],
+                total=total,
+                facts=facts,
+            )
+            return
+        now = time.monotonic()
+        if now - self._last_line_s >= _LINE_EVERY_S or data["step"] == total:
+            self._last_line_s = now
+            done = data["step"] - self.first_step
+            left = (total - data["step"]) * self.trained_s / max(done, 1)
+            self._say(
+                f"step {data['step']}/{total}  epoch {data['epoch']:.1f}  {facts}  "
+                f"{format_s(left)} left"
+            )
+
+    def _show_evaluate(self, event: Event) -> None:
+        data = event.data
+        self.metrics = data["metrics"]
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in data["metrics"].items())
+        mark = "  best so far" if data["is_best"] else ""
+        if data["is_best"]:
+            self.best = data
+        self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
+
+    def _show_finding(self, event: Event) -> None:
+        console.show_findings([Finding.from_json(event.data["finding"])])
+
+
+def _make_bar() -> Any:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+        console=console.stderr(),
+        refresh_per_second=5,
+    )
+
+
+def format_s(seconds: float) -> str:
+    """`47 s`, `3 min 20 s`, `2 h 5 min`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"

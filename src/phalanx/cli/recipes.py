@@ -1,0 +1,99 @@
+"""`phalanx recipes`: list what can be trained, show one, copy one to edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=False, help="List, show and copy recipes.")
+
+
+@app.callback(invoke_without_command=True)
+def recipes(context: typer.Context) -> int:
+    """List the recipes that ship with Phalanx.
+
+    Examples: phalanx recipes | phalanx recipes show digits | phalanx recipes copy digits mine
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    from phalanx.cli import console
+    from phalanx.recipe.load import builtin_recipes, describe_recipe
+
+    rows = [(name, describe_recipe(name)) for name in builtin_recipes()]
+    console.table(rows, header=("recipe", "what it trains"))
+    console.say(
+        "phalanx recipes show NAME | phalanx train NAME | phalanx recipes copy NAME [FOLDER]"
+    )
+    return 0
+
+
+_NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
+
+
+@app.command("show")
+def show(name: Annotated[str, _NAME]) -> int:
+    """Show a recipe: what it trains, its job file, its options."""
+    from phalanx.cli import console
+    from phalanx.recipe.load import builtin_recipes, load_recipe_class
+
+    folder = builtin_recipes().get(name)
+    if folder is not None:
+        console.say((folder / "README.md").read_text(encoding="utf-8"))
+        console.say((folder / "job.yaml").read_text(encoding="utf-8"))
+    else:
+        _require_known(name)
+    options = load_recipe_class(name).Options.model_fields  # runs the recipe's code: imports torch
+    rows = [
+        (key, str(field.default), " ".join((field.description or "").split()))
+        for key, field in options.items()
+    ]
+    console.table(rows, header=("option", "default", "meaning"))
+    return 0
+
+
+@app.command("copy")
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe's name.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where to; default: a folder of the recipe's name.")
+    ] = None,
+) -> int:
+    """Copy a recipe's job file and code into a folder of your own to edit."""
+    from phalanx.cli import console
+    from phalanx.errors import Finding, UserError
+    from phalanx.recipe.load import builtin_recipes, copy_recipe
+
+    _require_known(name)
+    target = folder or Path(name)
+    if target.exists():
+        raise UserError(
+            Finding(
+                slug="folder-exists",
+                what=f"`{target}` already exists",
+                why="copying would overwrite what is there",
+                fix=f"phalanx recipes copy {name} {target}_2",
+            )
+        )
+    for path in copy_recipe(builtin_recipes()[name], target):
+        console.say(f"wrote {path}")
+    console.say(f"train it: phalanx train {target}/job.yaml")
+    return 0
+
+
+def _require_known(name: str) -> None:
+    from phalanx.errors import Finding, UserError, did_you_mean
+    from phalanx.recipe.load import builtin_recipes
+
+    known = builtin_recipes()
+    if name in known or ".py:" in name:
+        return
+    raise UserError(
+        Finding(
+            slug="unknown-recipe",
+            what=f"no recipe is called `{name}`{did_you_mean(name, known)}",
+            why=f"recipes: {', '.join(known)}",
+            fix="phalanx recipes",
+        )
+    )

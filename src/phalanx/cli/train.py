@@ -1,0 +1,85 @@
+"""`phalanx train`: plan a job, start its ranks, follow them to the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import with_job_options
+
+if TYPE_CHECKING:
+    from phalanx.api import Result
+
+
+@with_job_options
+def train(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="[RUN|CHECKPOINT]",
+            help="Continue a run (the newest if none is named), or from one checkpoint.",
+        ),
+    ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume although recipe, data or options changed."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and plan, then stop; nothing is created.")
+    ] = False,
+) -> int:
+    """Train a job on every GPU there is, or on the devices you name.
+
+    Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
+    """
+    from phalanx.api import run_prepared
+    from phalanx.cli import console
+    from phalanx.cli.plan import show_plan
+    from phalanx.launch.prepare import prepare
+
+    with console.working("looking at the machine and the recipe"):
+        prepared = prepare(job, overrides, resume=resume, accept_changes=accept_changes)
+    console.show_findings([*notes, *prepared.findings])
+    if dry_run:
+        show_plan(prepared)
+        return 0
+    result = run_prepared(prepared)
+    _show_end(result)
+    return int(result.exit_code)
+
+
+def _show_end(result: Result) -> None:
+    from phalanx.cli import console
+    from phalanx.cli.progress import format_s
+
+    console.show_findings(result.findings)
+    run = result.run
+    if result.status == "failed":
+        console.say(f"failed: {run}")
+        console.say(f"  continue it: phalanx train --resume {run}")
+        return
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    rows = [
+        ("status", f"{result.status}: {result.reason}"),
+        ("test", figures or "not evaluated"),
+        ("trained", f"{result.step} steps in all, {format_s(result.seconds)} this time"),
+        ("run", str(run)),
+    ]
+    if result.best is not None:
+        rows.insert(2, ("best", result.best))
+    console.table(rows)
+    if result.status == "stopped":
+        console.say(f"continue:  phalanx train --resume {run}")
+        return
+    console.say("next:")
+    for text in (
+        f"  tensorboard --logdir {run}/tensorboard     its curves",
+        f"  phalanx train --resume {run} --epochs 50     train on, twice as long",
+        "  phalanx recipes copy digits my_digits     a recipe of your own to edit",
+    ):
+        console.say(text)

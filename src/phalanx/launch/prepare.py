@@ -1,0 +1,211 @@
+"""Everything before the first rank: load the job, judge it, look at machine and recipe, plan.
+
+Each stage reports all its problems at once, and nothing is created before all have passed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
+from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
+from phalanx.job.schema import Job
+from phalanx.launch.trace import trace_recipe
+from phalanx.machine import Machine, cannot_train, check_machine, probe_machine
+from phalanx.plan.plan import Plan
+from phalanx.plan.resume import resume_findings
+from phalanx.plan.solve import solve_plan
+from phalanx.plan.trace import Trace
+from phalanx.recipe.load import absolute_spec, builtin_recipes
+from phalanx.run.directory import (
+    RunDirectory,
+    create_run_directory,
+    find_run,
+    record_source,
+    write_atomic,
+)
+
+Source = str | Path | Mapping[str, Any] | Job
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that passed every check, and its plan."""
+
+    job: Job
+    machine: Machine
+    trace: Trace
+    plan: Plan
+    findings: list[Finding]
+    """Warnings and notes; errors were raised."""
+    run: RunDirectory | None = None
+    """The run that continues; None: a new one is made."""
+
+
+def prepare(
+    source: Source | None,
+    overrides: Sequence[Override | str] = (),
+    *,
+    resume: str | None = None,
+    accept_changes: bool = False,
+    machine: Machine | None = None,
+) -> Prepared:
+    """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`."""
+    continued = _Continued.find(resume, overrides) if resume is not None else None
+    if source is None:
+        if continued is None:
+            raise UserError(_nothing_to_train())
+        source = continued.job_file
+    loaded = load_job(_resolve(source), overrides)
+    problems = check_job(loaded, known_recipes=builtin_recipes())
+    _raise_if_errors(problems)
+    job = loaded.job.model_copy(update={"recipe": absolute_spec(loaded.job.recipe)})
+    machine, trace, found = _look(loaded, job, machine)
+    findings = [*problems, *found]
+    job = job.model_copy(update={"options": trace.options})
+    previous = continued.plan if continued is not None else None
+    plan, choices = solve_plan(job, machine, trace, previous=previous)
+    findings += choices
+    if continued is not None:
+        findings += resume_findings(continued.plan, plan, accept_changes=accept_changes)
+        plan = continued.adopt(plan)
+    _raise_if_errors(findings)
+    return Prepared(job, machine, trace, plan, findings, continued.run if continued else None)
+
+
+def open_run(prepared: Prepared) -> RunDirectory:
+    """Make the run directory, or write the next plan revision into the one that continues."""
+    run = prepared.run
+    if run is None:
+        run = create_run_directory(
+            Path(prepared.job.output), prepared.job.name, prepared.job.recipe
+        )
+        write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
+    job = prepared.job.model_dump(mode="json", exclude_none=True)
+    write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
+    write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
+    run.write_plan(prepared.plan.to_json())
+    return run
+
+
+@dataclass(frozen=True)
+class _Continued:
+    """A run that is to go on."""
+
+    run: RunDirectory | None
+    """None when it goes on from one checkpoint, in a new run directory."""
+    job_file: Path
+    plan: Plan
+    checkpoint: Path | None
+
+    @classmethod
+    def find(cls, reference: str, overrides: Sequence[Override | str]) -> _Continued:
+        output = next(
+            (
+                Path(str(o.value))
+                for o in overrides
+                if isinstance(o, Override) and o.key == "output"
+            ),
+            Path("runs"),
+        )
+        path = Path(reference)
+        if (path / "manifest.json").is_file():
+            run = RunDirectory(path.resolve().parent.parent)
+            return cls(None, run.job_file, _read_plan(run), path.resolve())
+        run = find_run(None if reference == "latest" else reference, output)
+        return cls(run, run.job_file, _read_plan(run), None)
+
+    def adopt(self, plan: Plan) -> Plan:
+        if self.checkpoint is None:
+            return replace(plan, resume_from=self.plan.resume_from)
+        return replace(plan, resume_from=str(self.checkpoint), revision=0)
+
+
+def _read_plan(run: RunDirectory) -> Plan:
+    try:
+        return Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            Finding(
+                slug="plan-unreadable",
+                what=f"`{run.plan_file}` cannot be read",
+                why=str(error),
+                fix=f"start a new run from its weights: `init_from={run.path}`",
+            )
+        ) from error
+
+
+def _resolve(source: Source) -> Path | Mapping[str, Any]:
+    """A job file, or the values of a job, from whatever the user gave."""
+    if isinstance(source, Job):
+        return source.model_dump(mode="json", exclude_unset=True)
+    if isinstance(source, Mapping):
+        return source
+    text = str(source)
+    builtin = builtin_recipes()
+    if text in builtin:
+        return builtin[text] / "job.yaml"
+    path = Path(text)
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        return path
+    file = text.rpartition(":")[0]
+    if file.endswith(".py"):
+        beside = Path(file).with_name("job.yaml")
+        if beside.is_file():
+            return beside
+        return {"recipe": text}
+    raise UserError(
+        Finding(
+            slug="unknown-job",
+            what=f"`{text}` is neither a job file nor a recipe{did_you_mean(text, builtin)}",
+            why=f"no such file here; recipes: {', '.join(builtin)}",
+            fix="phalanx train digits",
+        )
+    )
+
+
+def _look(
+    loaded: LoadedJob, job: Job, machine: Machine | None
+) -> tuple[Machine, Trace, list[Finding]]:
+    """Machine and recipe, asked at the same time: each costs an import of torch."""
+    with ThreadPoolExecutor(2) as pool:
+        tracing = pool.submit(trace_recipe, job.recipe, job.options)
+        if machine is None:
+            machine = pool.submit(probe_machine, Path(job.output)).result()
+        trace, findings = tracing.result()
+    unfit = cannot_train(machine)
+    if unfit:
+        raise UserError(unfit, exit_code=ExitCode.MACHINE)
+    ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
+    findings += gpu_findings(loaded, ids, cuda_visible_devices=machine.cuda_visible_devices)
+    _raise_if_errors(findings)
+    if trace is None:
+        raise UserError(findings)
+    return machine, trace, [*findings, *_relevant(check_machine(machine))]
+
+
+def _relevant(findings: list[Finding]) -> list[Finding]:
+    """What a person who trains wants to hear about the machine: problems, not notes."""
+    return [finding for finding in findings if finding.severity == "warning"]
+
+
+def _raise_if_errors(findings: list[Finding]) -> None:
+    if errors_of(findings):
+        raise UserError(findings)
+
+
+def _nothing_to_train() -> Finding:
+    return Finding(
+        slug="no-job",
+        what="no job was given",
+        why="`train` and `plan` take a job file, a recipe, or `--resume RUN`",
+        fix="phalanx train digits",
+    )

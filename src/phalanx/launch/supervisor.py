@@ -1,0 +1,227 @@
+"""Owns a run from start to end: starts the ranks, follows their events, restarts, stops.
+
+hold the run directory -> for each attempt: start ranks, follow, judge -> outcome
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from phalanx.errors import ExitCode, Finding
+from phalanx.launch.agent import RankDeath, RankGroup
+from phalanx.plan.plan import Plan
+from phalanx.run.directory import RunDirectory, lock_run
+from phalanx.run.events import Event, EventReader, EventWriter
+from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    """finished, stopped or failed."""
+    exit_code: ExitCode
+    step: int | None
+    reason: str
+    findings: list[Finding] = field(default_factory=list)
+
+
+class Supervisor:
+    """Runs one run directory to its end."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        plan: Plan,
+        *,
+        max_restarts: int,
+        tensorboard: bool,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._run = run
+        self._plan = plan
+        self._max_restarts = max_restarts
+        self._tensorboard = tensorboard
+        self._on_event = on_event
+        self._signals = 0
+        self._group: RankGroup | None = None
+
+    def run(self) -> Outcome:
+        """Start the ranks, and start them again when one was killed, until the run ends."""
+        with lock_run(self._run), self._handling_signals():
+            reader = EventReader(self._run.events)
+            before = reader.read()
+            first = max((event.attempt for event in before), default=-1) + 1
+            events = EventWriter(self._run.events, "supervisor", attempt=first)
+            sinks: list[Sink] = [CsvSink(self._run.results_file)]
+            if self._tensorboard:
+                sinks.append(TensorBoardSink(self._run.tensorboard))
+            try:
+                return self._attempts(reader, events, sinks, first)
+            finally:
+                for sink in sinks:
+                    sink.close()
+                events.close()
+
+    def _attempts(
+        self, reader: EventReader, events: EventWriter, sinks: list[Sink], first: int
+    ) -> Outcome:
+        attempt = first
+        while True:
+            ranks = self._plan.ranks.value
+            events.write("attempt", attempt=attempt, ranks=ranks, revision=self._plan.revision)
+            self._group = RankGroup(
+                self._run.path, ranks=ranks, attempt=attempt, env=self._environment()
+            )
+            self._group.start()
+            seen = self._follow(self._group, reader, sinks)
+            outcome, can_restart = self._judge(self._group, seen, attempt)
+            restarts = attempt - first
+            if can_restart and restarts < self._max_restarts and self._signals == 0:
+                attempt += 1
+                finding = _restart_finding(outcome, restarts + 1, self._max_restarts)
+                events.write("finding", finding=finding.to_json())
+                continue
+            events.write(
+                "outcome",
+                status=outcome.status,
+                step=outcome.step,
+                reason=outcome.reason,
+                findings=[finding.to_json() for finding in outcome.findings],
+                exit_code=int(outcome.exit_code),
+            )
+            return outcome
+
+    def _environment(self) -> dict[str, str]:
+        """What the ranks get on top of this process's environment; a user's own setting wins."""
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        defaults = {
+            "OMP_NUM_THREADS": str(self._plan.threads.value),
+            # One node: nothing of ours listens on a network.
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+            **self._plan.worker_env,
+        }
+        return {name: os.environ.get(name, value) for name, value in defaults.items()}
+
+    def _follow(self, group: RankGroup, reader: EventReader, sinks: list[Sink]) -> list[Event]:
+        """Pass events on until the ranks are gone; returns what was seen."""
+        seen: list[Event] = []
+        forwarded = 0
+        while True:
+            is_running = group.is_running
+            for event in reader.read():
+                seen.append(event)
+                for sink in sinks:
+                    sink.take(event)
+                self._on_event(event)
+            if not is_running:
+                return seen
+            if self._signals > forwarded:
+                forwarded = self._signals
+                group.signal(signal.SIGTERM if forwarded == 1 else signal.SIGKILL)
+            group.wait(_POLL_S)
+
+    def _judge(self, group: RankGroup, seen: list[Event], attempt: int) -> tuple[Outcome, bool]:
+        """How an attempt ended, and whether another one can help."""
+        ends = [e for e in seen if e.kind == "outcome" and e.writer.startswith("rank-")]
+        if self._signals > 1:
+            reason = "interrupted by a second signal; the last checkpoint stands"
+            return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
+        if group.error is not None:
+            return _launch_failed(group.error), False
+        killed = next((death for death in group.deaths if death.exit_code < 0), None)
+        if killed is not None:
+            return self._killed(killed), True
+        failed = [end for end in ends if end.data["status"] == "failed"]
+        if failed:
+            return _from_event(min(failed, key=lambda end: end.time_s)), False
+        if group.deaths or len(ends) < self._plan.ranks.value:
+            return self._left(group.deaths), False
+        return _from_event(ends[0]), False
+
+    def _killed(self, death: RankDeath) -> Outcome:
+        name = signal.Signals(-death.exit_code).name
+        finding = Finding(
+            slug="rank-killed",
+            what=f"rank {death.rank} was killed by {name}",
+            why=_kill_reason(name),
+            fix=f"read its last lines: `tail {self._run.log_file(death.rank)}`",
+        )
+        return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
+
+    def _left(self, deaths: list[RankDeath]) -> Outcome:
+        rank = deaths[0].rank if deaths else 0
+        code = deaths[0].exit_code if deaths else 0
+        finding = Finding(
+            slug="rank-exited",
+            what=f"rank {rank} left with exit code {code} before the end",
+            why="something in the recipe or a library ended the process (sys.exit, os._exit)",
+            fix=f"read its last lines: `tail {self._run.log_file(rank)}`",
+        )
+        return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """First SIGINT or SIGTERM: finish the step, save, end. Second: end now."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+
+        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _from_event(end: Event) -> Outcome:
+    return Outcome(
+        status=end.data["status"],
+        exit_code=ExitCode(end.data["exit_code"]),
+        step=end.data["step"],
+        reason=end.data["reason"],
+        findings=[Finding.from_json(record) for record in end.data["findings"]],
+    )
+
+
+def _launch_failed(error: BaseException) -> Outcome:
+    finding = Finding(
+        slug="launch-failed",
+        what=f"the ranks could not be started: {type(error).__name__}: {error}",
+        why="torch's elastic agent raised it",
+        fix="phalanx check",
+    )
+    return Outcome("failed", ExitCode.LAUNCH, None, finding.what, [finding])
+
+
+def _kill_reason(name: str) -> str:
+    if name == "SIGKILL":
+        return "by the kernel when memory ran out, by a scheduler, or by somebody's `kill -9`"
+    if name == "SIGILL":
+        return "an instruction this CPU does not have; `phalanx check` tries each precision"
+    return "a crash in native code" if name in ("SIGSEGV", "SIGABRT", "SIGBUS") else "from outside"
+
+
+def _restart_finding(outcome: Outcome, count: int, limit: int) -> Finding:
+    return Finding(
+        slug="restarted",
+        what=f"{outcome.reason}; the ranks start again from the last checkpoint",
+        why=f"restart {count} of max_restarts = {limit}",
+        fix="nothing to do; max_restarts=0 turns it off",
+        severity="warning",
+    )

@@ -1,0 +1,200 @@
+"""Where to train and in which arithmetic: devices, ranks, backend, precision, threads, workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.errors import Finding
+from phalanx.job.schema import Job
+from phalanx.machine import Gpu, Machine
+from phalanx.plan.plan import Decision, Plan
+
+# bf16 tensor cores and TF32 exist from compute capability 8.0 on
+# (docs.nvidia.com/cuda/cuda-c-programming-guide, "Compute Capability 8.x").
+_AMPERE = (8, 0)
+_DEFAULT_CPU_RANKS = 2
+_MAX_AUTO_WORKERS = 4  # guide value for CUDA: min(4, cores)
+_MAX_GPU_THREADS = 4  # a rank that drives a GPU computes little itself
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks are."""
+
+    device: Decision[str]
+    gpus: Decision[list[int]]
+    ranks: Decision[int]
+    cards: tuple[Gpu, ...]
+    """The GPUs behind `gpus`, in rank order."""
+
+
+def place_ranks(job: Job, machine: Machine) -> Placement:
+    """Choose the device and the number of ranks."""
+    asked = job.devices
+    none: Decision[list[int]] = Decision([], "no CUDA device is used")
+    if asked.cpu is not None:
+        return Placement(
+            Decision("cpu", f"devices.cpu = {asked.cpu} asks for it"),
+            none,
+            Decision(asked.cpu, f"devices.cpu = {asked.cpu}"),
+            (),
+        )
+    if machine.accelerator == "cuda":
+        return _place_on_gpus(job, machine)
+    if machine.accelerator == "mps":
+        return Placement(
+            Decision("mps", "no CUDA device, but Apple's MPS is there"),
+            none,
+            Decision(1, "MPS is one device"),
+            (),
+        )
+    cores = machine.cpu.usable_cores
+    ranks = min(_DEFAULT_CPU_RANKS, cores)
+    return Placement(
+        Decision("cpu", f"no usable GPU: {machine.driver_error or 'none found'}"),
+        none,
+        Decision(ranks, f"{ranks} processes on {cores} CPU cores; `--cpu N` for another number"),
+        (),
+    )
+
+
+def _place_on_gpus(job: Job, machine: Machine) -> Placement:
+    visible = machine.visible_gpus
+    asked = job.devices.gpus
+    if isinstance(asked, list):
+        by_id = {gpu.cuda_index: gpu for gpu in visible}
+        cards = tuple(by_id[index] for index in asked)
+        reason = f"devices.gpus = {','.join(map(str, asked))}"
+    elif isinstance(asked, int):
+        cards, reason = visible[:asked], f"devices.gpus = {asked}: the first {asked}"
+    else:
+        cards, reason = visible, f"all {len(visible)} visible GPUs"
+    if machine.cuda_visible_devices is not None:
+        reason += f"; CUDA_VISIBLE_DEVICES={machine.cuda_visible_devices}"
+    return Placement(
+        Decision("cuda", f"{len(visible)} CUDA GPUs are visible"),
+        Decision([gpu.cuda_index or 0 for gpu in cards], reason),
+        Decision(len(cards), "one rank per GPU"),
+        cards,
+    )
+
+
+def choose_backend(job: Job, placement: Placement, machine: Machine) -> Decision[str]:
+    """How the ranks talk."""
+    if placement.ranks.value == 1:
+        return Decision("none", "one rank talks to nobody")
+    if job.devices.backend != "auto":
+        return Decision(job.devices.backend, f"devices.backend = {job.devices.backend}")
+    if placement.device.value == "cuda":
+        if machine.torch is not None and machine.torch.has_nccl:
+            return Decision("nccl", f"between GPUs; NCCL {machine.torch.nccl_version}")
+        return Decision("gloo", "this torch has no NCCL; gradients travel through the host")
+    return Decision("gloo", "between CPU processes")
+
+
+def choose_strategy(job: Job, ranks: int) -> Decision[str]:
+    """How the ranks share the work."""
+    if job.strategy != "auto":
+        return Decision(job.strategy, f"strategy = {job.strategy}")
+    if ranks == 1:
+        return Decision("single", "one rank")
+    return Decision("ddp", f"the simplest strategy for {ranks} ranks")
+
+
+def choose_precision(
+    job: Job, placement: Placement, machine: Machine
+) -> tuple[Decision[str], list[Finding]]:
+    """The arithmetic, by compute capability; a forced choice the device cannot do is a Finding."""
+    device = placement.device.value
+    lowest = min(placement.cards, key=lambda g: g.compute_capability or (0, 0), default=None)
+    if job.precision != "auto":
+        findings = _unsupported(job.precision, device, lowest, machine)
+        return Decision(job.precision, f"precision = {job.precision}"), findings
+    if device == "cuda":
+        assert lowest is not None
+        capability = lowest.compute_capability
+        if capability is None:
+            return Decision("fp32", f"{lowest.name} does not tell its compute capability"), []
+        text = f"{lowest.name} has compute capability {capability[0]}.{capability[1]}"
+        if capability >= _AMPERE:
+            return Decision("bf16", f"{text}, 8.0 or higher: bf16 tensor cores"), []
+        return Decision("fp16", f"{text}, below 8.0: no bf16, fp16 with loss scaling"), []
+    if device == "mps" and "bf16" in machine.precisions():
+        return Decision("bf16", "MPS computes bf16 here (tried with a small matrix product)"), []
+    return Decision("fp32", f"the default on {device}"), []
+
+
+def _unsupported(precision: str, device: str, gpu: Gpu | None, machine: Machine) -> list[Finding]:
+    why = None
+    if device == "cuda" and gpu is not None and gpu.compute_capability is not None:
+        major, minor = gpu.compute_capability
+        if precision in ("bf16", "tf32") and gpu.compute_capability < _AMPERE:
+            why = f"{gpu.name} has compute capability {major}.{minor}; {precision} needs 8.0"
+    elif device == "cpu" and precision in ("bf16", "fp16"):
+        if machine.torch is not None and precision not in machine.precisions():
+            why = f"a small {precision} matrix product failed on this CPU (`phalanx check`)"
+    elif device == "cpu" and precision == "tf32":
+        why = "TF32 is a mode of NVIDIA GPUs"
+    elif device == "mps" and precision in ("fp64", "tf32"):
+        why = f"MPS has no {precision}"
+    if why is None:
+        return []
+    other = "fp16" if device == "cuda" else "fp32"
+    return [
+        Finding(
+            slug="precision-unsupported",
+            what=f"precision {precision} is not possible on {device} here",
+            why=f"precision = {precision}; {why}",
+            fix=f"precision={other}, or precision=auto",
+        )
+    ]
+
+
+def choose_determinism(job: Job, device: str) -> Decision[str]:
+    """Whether a resumed run must equal the unbroken one bit for bit."""
+    if job.determinism != "auto":
+        return Decision(job.determinism, f"determinism = {job.determinism}")
+    if device == "cpu":
+        return Decision("resume", "the default on CPU: costs nothing")
+    return Decision("fast", f"the default on {device}: deterministic kernels are slower")
+
+
+def choose_threads(placement: Placement, machine: Machine, previous: Plan | None) -> Decision[int]:
+    """Threads inside an operator, per rank."""
+    device, ranks = placement.device.value, placement.ranks.value
+    if previous is not None and previous.device.value == device and previous.ranks.value == ranks:
+        return Decision(previous.threads.value, "kept from the run: it changes the last bits")
+    cores = machine.cpu.usable_cores
+    share = max(1, cores // ranks)
+    if device != "cpu":
+        share = min(share, _MAX_GPU_THREADS)
+    return Decision(share, f"{cores} CPU cores over {ranks} ranks")
+
+
+def choose_workers(job: Job, placement: Placement, machine: Machine) -> Decision[int]:
+    """Loader processes per rank."""
+    if job.loader.workers != "auto":
+        return Decision(job.loader.workers, f"loader.workers = {job.loader.workers}")
+    device = placement.device.value
+    if device != "cuda":
+        return Decision(0, f"on {device} the cores that would load are the ones that compute")
+    share = machine.cpu.usable_cores // placement.ranks.value
+    count = min(_MAX_AUTO_WORKERS, share)
+    return Decision(count, f"min({_MAX_AUTO_WORKERS}, {share} CPU cores per rank)")
+
+
+def choose_pin_memory(job: Job, device: str) -> Decision[bool]:
+    """Page-locked host memory."""
+    asked = job.loader.pin_memory
+    if asked == "auto":
+        return Decision(
+            device == "cuda",
+            "copies to CUDA overlap with computing"
+            if device == "cuda"
+            else f"{device} does not use it",
+        )
+    return Decision(
+        asked and device == "cuda",
+        f"loader.pin_memory = {asked}"
+        + ("" if device == "cuda" else f", ignored: {device} does not use it"),
+    )

@@ -1,0 +1,275 @@
+"""(Job, Machine, Trace) -> Plan: pure arithmetic, no torch, nothing asked of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+from phalanx.errors import Finding
+from phalanx.job.schema import Interval, Job
+from phalanx.machine import Machine
+from phalanx.plan import devices
+from phalanx.plan.batch import BatchPlan, deal
+from phalanx.plan.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.plan.plan import Decision, Plan
+from phalanx.plan.trace import Trace
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """The three sizes of a batch."""
+
+    global_batch_size: Decision[int]
+    micro_batch_size: Decision[int]
+    accumulation: Decision[int]
+
+
+def choose_batch(job: Job, ranks: int, frozen: int | None = None) -> BatchChoice:
+    """Global batch, micro-batch and accumulation on a number of ranks.
+
+    `frozen` is the global batch of a run that continues: it never changes again."""
+    accumulation = job.gradient_accumulation or 1
+    if frozen is not None:
+        total = Decision(frozen, "kept from the run: a global batch never changes")
+    elif job.batch_per_gpu is not None:
+        value = job.batch_per_gpu * accumulation * ranks
+        text = (
+            f"{job.batch_per_gpu} per GPU x {accumulation} accumulation x {ranks} ranks = {value}"
+        )
+        total = Decision(value, f"{text}; fixed from here on")
+    else:
+        assert job.global_batch_size is not None
+        total = Decision(job.global_batch_size, f"global_batch_size = {job.global_batch_size}")
+    micro = _choose_micro(job, total.value, ranks)
+    slots = ceil(total.value / micro.value)
+    counts = [last - first for first, last in (deal(slots, rank, ranks) for rank in range(ranks))]
+    if total.value % (micro.value * ranks) == 0:
+        deal_text = (
+            f"{total.value} = {micro.value} micro x {counts[0]} accumulation x {ranks} ranks"
+        )
+    else:
+        dealt = ", ".join(str(count) for count in counts[:8]) + (", ..." if ranks > 8 else "")
+        deal_text = (
+            f"{total.value} samples in {slots} micro-batches of at most {micro.value}, "
+            f"dealt to the ranks as {dealt}"
+        )
+    return BatchChoice(total, micro, Decision(max(counts), deal_text))
+
+
+def _choose_micro(job: Job, total: int, ranks: int) -> Decision[int]:
+    if job.micro_batch_size is not None:
+        value = min(job.micro_batch_size, total)
+        return Decision(value, f"micro_batch_size = {job.micro_batch_size}")
+    if job.batch_per_gpu is not None:
+        return Decision(min(job.batch_per_gpu, total), f"batch_per_gpu = {job.batch_per_gpu}")
+    accumulation = job.gradient_accumulation or 1
+    value = ceil(total / (ranks * accumulation))
+    text = f"{total} / {ranks} ranks" + (f" / {accumulation}" if accumulation > 1 else "")
+    return Decision(value, f"{text}, rounded up")
+
+
+def solve_plan(
+    job: Job, machine: Machine, trace: Trace, *, previous: Plan | None = None
+) -> tuple[Plan, list[Finding]]:
+    """Make every choice; `previous` is the plan of a run that continues."""
+    placement = devices.place_ranks(job, machine)
+    ranks, device = placement.ranks.value, placement.device.value
+    precision, findings = devices.choose_precision(job, placement, machine)
+    frozen = previous.global_batch_size.value if previous is not None else None
+    sizes = choose_batch(job, ranks, frozen)
+    batch = BatchPlan(
+        trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
+    )
+    per_epoch = batch.steps_per_epoch
+    total = _choose_length(job, per_epoch)
+    lr = scale_lr(job, batch.global_batch_size)
+    if previous is not None:
+        lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
+    warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
+    determinism = devices.choose_determinism(job, device)
+    findings += _batch_findings(job, batch, ranks, trace)
+    evaluate_batch = job.evaluate.batch_size
+    save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
+    plan = Plan(
+        revision=previous.revision + 1 if previous is not None else 0,
+        device=placement.device,
+        gpus=placement.gpus,
+        ranks=placement.ranks,
+        backend=devices.choose_backend(job, placement, machine),
+        strategy=devices.choose_strategy(job, ranks),
+        precision=precision,
+        determinism=determinism,
+        threads=devices.choose_threads(placement, machine, previous),
+        num_samples=Decision(trace.num_samples, "samples in the train split"),
+        num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
+        global_batch_size=sizes.global_batch_size,
+        micro_batch_size=sizes.micro_batch_size,
+        accumulation=sizes.accumulation,
+        steps_per_epoch=Decision(
+            per_epoch,
+            f"{trace.num_samples} / {batch.global_batch_size}, rounded up: every sample once",
+        ),
+        total_steps=total,
+        lr=lr,
+        warmup_steps=warmup,
+        workers=devices.choose_workers(job, placement, machine),
+        pin_memory=devices.choose_pin_memory(job, device),
+        evaluate_every=_choose_evaluation(job, trace, total.value, per_epoch),
+        evaluate_batch_size=(
+            Decision(evaluate_batch, f"evaluate.batch_size = {evaluate_batch}")
+            if evaluate_batch is not None
+            else Decision(sizes.micro_batch_size.value, "the micro-batch")
+        ),
+        metric=_asked_or(job.evaluate.metric, trace.metric, "evaluate.metric"),
+        metric_mode=_asked_or(job.evaluate.mode, trace.metric_mode, "evaluate.mode"),
+        save_every_steps=save_steps,
+        save_every_s=save_seconds,
+        speedup=expected_speedup(batch, ranks),
+        parameters=Decision(trace.parameters, f"{trace.trainable_parameters} of them learn"),
+        worker_env=_worker_env(machine, determinism.value, device),
+        identity=_identity(job, trace, batch, precision.value),
+    )
+    return plan, findings
+
+
+def expected_speedup(batch: BatchPlan, ranks: int) -> Decision[float]:
+    """What the deal of micro-batches allows over one rank; communication comes on top."""
+    if ranks == 1:
+        return Decision(1.0, "one rank")
+    busiest = deal(batch.num_slots, 0, ranks)[1]
+    value = batch.num_slots / busiest
+    return Decision(
+        round(value, 2),
+        f"at most: the busiest rank runs {busiest} of {batch.num_slots} micro-batches; "
+        "communication is not counted",
+    )
+
+
+def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
+    if job.steps is not None:
+        return Decision(job.steps, f"steps = {job.steps}")
+    assert job.epochs is not None
+    value = job.epochs * per_epoch
+    return Decision(value, f"{job.epochs} epochs x {per_epoch} steps = {value}")
+
+
+def _choose_evaluation(
+    job: Job, trace: Trace, total_steps: int, per_epoch: int
+) -> Decision[int | None]:
+    if trace.num_test_samples == 0:
+        return Decision(None, "the recipe has no test split")
+    every = job.evaluate.every
+    if every is None:
+        return Decision(None, "evaluate.every = null: only at the end")
+    steps = in_steps(every, total_steps=total_steps, steps_per_epoch=per_epoch)
+    return Decision(steps, f"every {every}, and at the end")
+
+
+def _choose_saving(
+    job: Job, total_steps: int, per_epoch: int
+) -> tuple[Decision[int | None], Decision[float | None]]:
+    every = job.checkpoint.every
+    if every is None:
+        return (Decision(None, "only at the end"), Decision(None, "checkpoint.every = null"))
+    reason = f"checkpoint.every = {every}; also the best, and at the end"
+    if isinstance(every, Interval) and every.unit == "minutes":
+        return Decision(None, "counted in minutes"), Decision(every.count * 60, reason)
+    steps = in_steps(every, total_steps=total_steps, steps_per_epoch=per_epoch)
+    return Decision(steps, reason), Decision(None, "counted in steps")
+
+
+def _asked_or(asked: str | None, default: str, key: str) -> Decision[str]:
+    if asked is not None:
+        return Decision(asked, f"{key} = {asked}")
+    return Decision(default, "the recipe's own choice")
+
+
+def _asked_again(job: Job, previous: Plan) -> bool:
+    """Whether the job now states another optimizer than the run's first plan was made for."""
+    return bool(job.optimizer.model_dump() != previous.identity.get("optimizer"))
+
+
+def _worker_env(machine: Machine, determinism: str, device: str) -> dict[str, str]:
+    env = dict(machine.worker_env)
+    if device == "cuda" and determinism == "resume":
+        # docs.nvidia.com/cuda/cublas, "Results reproducibility"
+        env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return env
+
+
+def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
+    return {
+        "recipe": job.recipe,
+        "recipe_fingerprint": trace.recipe_fingerprint,
+        "options": trace.options,
+        "data_fingerprint": trace.data_fingerprint,
+        "num_samples": trace.num_samples,
+        "seed": job.seed,
+        "global_batch_size": batch.global_batch_size,
+        "optimizer": job.optimizer.model_dump(),
+        "schedule": job.schedule.model_dump(),
+        "precision": precision,
+    }
+
+
+def _batch_findings(job: Job, batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
+    findings = []
+    if batch.num_slots < ranks:
+        findings.append(
+            Finding(
+                slug="idle-ranks",
+                what=f"{ranks - batch.num_slots} of {ranks} ranks have nothing to do",
+                why=f"a global batch of {batch.global_batch_size} in micro-batches of "
+                f"{batch.micro_batch_size} gives {batch.num_slots}",
+                fix=f"--batch-size {ranks * batch.micro_batch_size}",
+                severity="warning",
+            )
+        )
+    rest = batch.num_samples % batch.global_batch_size
+    if trace.has_batchnorm and (rest == 1 or batch.micro_batch_size == 1):
+        where = (
+            f"the last step of an epoch holds 1 sample ({batch.num_samples} samples, "
+            f"batch {batch.global_batch_size})"
+            if rest == 1
+            else "micro-batches hold 1 sample"
+        )
+        findings.append(
+            Finding(
+                slug="batchnorm-of-one",
+                what=f"{where}, and the model has BatchNorm",
+                why="BatchNorm takes its statistics over the samples of a micro-batch",
+                fix=f"--batch-size {batch.global_batch_size + 1}, or GroupNorm in the model",
+                severity="warning",
+            )
+        )
+    return findings
+
+
+class RanksRow(NamedTuple):
+    """A job on some number of ranks."""
+
+    ranks: int
+    global_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    steps_per_epoch: int
+    lr: float
+    speedup: float
+
+
+def on_ranks(job: Job, trace: Trace, ranks: int) -> RanksRow:
+    """What another number of ranks would mean for a new run of this job."""
+    sizes = choose_batch(job, ranks)
+    batch = BatchPlan(
+        trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
+    )
+    return RanksRow(
+        ranks=ranks,
+        global_batch_size=batch.global_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        accumulation=sizes.accumulation.value,
+        steps_per_epoch=batch.steps_per_epoch,
+        lr=scale_lr(job, batch.global_batch_size).value,
+        speedup=expected_speedup(batch, ranks).value,
+    )
