@@ -58,8 +58,8 @@ class Process:
     def agree_text(self, text: str) -> str:
         """The first rank's text, on every rank."""
         size = self.agree(len(encoded := text.encode()))
-        if self.world == 1:
-            return text
+        if self.world == 1 or size == 0:
+            return text if self.is_first else ""
         tensor = torch.zeros(size, dtype=torch.uint8)
         if self.is_first:
             tensor.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))

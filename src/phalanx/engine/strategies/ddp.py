@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,15 @@ from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
 from phalanx.recipe.interface import Recipe
+
+
+# Forward-changed buffers are combined in after_step. torch 2.13 renamed the argument and warns
+# about the old name.
+_NO_BUFFER_SYNC: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
 
 
 class Ddp(Strategy):
@@ -59,7 +69,7 @@ class Ddp(Strategy):
             bucket_cap_mb=self._job.bucket_mb,
             find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # forward-changed buffers are combined in after_step
+            **_NO_BUFFER_SYNC,
         )
         for _ in range(2):
             run_backward(micro_batch)
