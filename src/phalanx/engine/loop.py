@@ -57,7 +57,7 @@ class Loop:
     train_step: TrainStep
     evaluator: Evaluator | None
     terms: list[str]
-    """Names of the loss terms, the same on every rank."""
+    """Names of the loss terms, for a rank whose step had no micro-batch; empty on one rank."""
     save: Callable[[Counters, bool], dict[str, Any]]
     """Write a checkpoint (step and counters, whether it is the best) and say what was written."""
     loss_scale: Callable[[], float | None]
@@ -128,15 +128,16 @@ class Loop:
         """Each term over the global batch: this synchronises the device."""
         dtype = torch.float64 if self.plan.precision.value == "fp64" else torch.float32
         zero = torch.zeros((), dtype=dtype, device=self.strategy.process.device)
-        sums = torch.stack([result.sums.get(name, zero).to(dtype) for name in self.terms])
+        names = self.terms or list(result.sums)
+        sums = torch.stack([result.sums.get(name, zero).to(dtype) for name in names])
         values = self.strategy.process.sum_(sums).tolist()
         if result.weights is None:
             assert result.late_weight is not None
             late = float(result.late_weight)
-            return {name: value / late for name, value in zip(self.terms, values, strict=True)}
+            return {name: value / late for name, value in zip(names, values, strict=True)}
         return {
             name: value / weight_of(result.weights, name)
-            for name, value in zip(self.terms, values, strict=True)
+            for name, value in zip(names, values, strict=True)
         }
 
     def _judge(self, evaluation: Evaluation) -> bool:

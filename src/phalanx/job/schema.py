@@ -162,8 +162,8 @@ class Ddp(_Strict):
 
     find_unused_parameters: Literal["auto"] | bool = "auto"
     """`auto` looks at one discarded backward pass and turns it on only when it is needed."""
-    bucket_mb: float = Field(default=25, gt=0)
-    """Gradient bucket size in MiB; the first bucket is 1 MiB, as in torch."""
+    bucket_mb: float | None = Field(default=None, gt=0)
+    """Gradient bucket size in MiB. Default: torch's own, 25 MiB with a first bucket of 1 MiB."""
 
 
 class Logging(_Strict):

@@ -1,0 +1,85 @@
+# make demo    set up, check the machine, plan and train the default recipe
+# make test    set up, lint, run every test
+# The other targets are parts of these; `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Tests that start ranks run one after another on one worker; the rest keeps the other one busy.
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint static fix ranks gpu bench docs clean
+
+help:
+	@echo "make demo    set up, check this machine, plan and train the digits recipe"
+	@echo "make test    set up, lint, run the whole test suite"
+	@echo "make setup   make $(VENV) with the tested versions"
+	@echo "make lint    format, lint, types, spelling, contract tests"
+	@echo "make fix     format and apply safe lint fixes"
+	@echo "make ranks   only the tests that start several ranks"
+	@echo "make gpu     only the tests that need a GPU"
+	@echo "make bench   benchmarks that need no GPU"
+	@echo "make docs    write docs/reference from the code"
+	@echo "make clean   remove $(VENV), caches and build folders (runs/ stays)"
+
+setup: $(STAMP)
+
+# torch first and by its exact version, so that pip takes the build meant for this machine and
+# nothing later replaces it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Phalanx needs Python 3.11 or newer; \`$(PYTHON)\` is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; \
+	  exit 1; }
+	@test -x $(BIN)/python || { echo "+ $(PYTHON) -m venv $(VENV)"; $(PYTHON) -m venv $(VENV); } || { \
+	  echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv"; \
+	  exit 1; }
+	@echo "+ installing the tested versions into $(VENV) (torch first; a minute or two)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	@set -e; for words in "check" "plan digits" "train digits"; do \
+	  echo; echo "$$ phalanx $$words"; $(BIN)/phalanx $$words; \
+	done
+	@echo; echo "\`source $(BIN)/activate\` puts \`phalanx\` on the path of this shell."
+
+# One pytest run at the end, contract tests included: its last line counts every test.
+test: static
+	$(PYTEST) -n $(WORKERS) --dist loadgroup tests
+
+lint: static
+	$(PYTEST) tests/contract
+
+static: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+fix: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+ranks: setup
+	$(PYTEST) -m ranks tests
+
+gpu: setup
+	$(PYTEST) tests/gpu
+
+bench: setup
+	@echo "No benchmark runs without a GPU yet; benchmarks/README.md says what will be measured."
+
+docs: setup
+	$(BIN)/python scripts/make_reference.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""What holds for every test: a marker by folder, a clean environment, no silent skips.
+
+The folder says what a test needs: `contract` the source alone, `unit` one module, `cli` the command
+line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a built-in recipe.
+A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_FOLDERS = {
+    "contract": "reads the source and the docs",
+    "unit": "one module, no processes",
+    "cli": "the command line",
+    "ranks": "starts several ranks; such tests run one after another",
+    "gpu": "needs a GPU",
+    "recipes": "trains a built-in recipe",
+}
+
+
+def pytest_configure(config):
+    for name, meaning in _FOLDERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if "s" not in config.option.reportchars:
+        config.option.reportchars += "s"  # the reason of every skip is printed
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items):
+    for item in items:
+        folder = item.path.relative_to(_HERE).parts[0]
+        if folder in _FOLDERS:
+            item.add_marker(folder)
+        if item.get_closest_marker("ranks"):
+            # Ranks share the cores: two such tests at once only make each other slow.
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+@pytest.fixture(autouse=True)
+def _restored_environment():
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    return _no_silent_skip(report, needs_gpu=item.get_closest_marker("gpu") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    return _no_silent_skip(report, needs_gpu=collector.path.is_relative_to(_HERE / "gpu"))
+
+
+def _no_silent_skip(report, *, needs_gpu):
+    """In CI a skipped test is a failed one; only tests that need a GPU may be left out."""
+    in_ci = os.environ.get("CI", "").lower() in ("1", "true")
+    if in_ci and report.skipped and not needs_gpu and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {reason}"
+    return report
