@@ -73,12 +73,13 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def tracked_files() -> list[Path]:
-    """What git keeps, or would keep: ignored files are left out."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    names = listed.stdout.decode().split("\0")
-    return [path for name in names if name and (path := ROOT / name).is_file()]
+    """What git keeps, or would keep; without git, the folders that hold our files."""
+    # safe.directory: in CI the checkout may belong to another user.
+    argv = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True)
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        folders = (ROOT / name for name in ("src", "tests", "docs", "scripts", "benchmarks", ".ci"))
+        paths = [*ROOT.iterdir(), *(path for folder in folders for path in folder.rglob("*"))]
+    return [path for path in paths if path.is_file() and "__pycache__" not in path.parts]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,10 @@ from phalanx.engine.order import WORKER, Ids, ids_at, keys_of
 from phalanx.plan.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
+
+# Forked loader processes start in milliseconds and need no pickling of the data set. Python 3.14
+# starts them through a server instead (forkserver), which costs an import of torch for each.
+_START_METHOD = "fork" if sys.platform == "linux" else None
 
 ANY_TERM = "*"
 """Name under which a recipe's single weight stands for every term of its loss."""
@@ -134,6 +139,7 @@ class Loader:
                 prefetch_factor=prefetch,
                 pin_memory=pin,
                 persistent_workers=is_repeated,
+                multiprocessing_context=_START_METHOD,
             )
 
     def __iter__(self) -> Iterator[MicroBatch]:

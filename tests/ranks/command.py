@@ -1,0 +1,76 @@
+"""Runs the real `phalanx` command as a user does: a process of its own, output captured."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import read_events
+
+
+def start(*argv, cwd, env=None):
+    """Start the command; it runs in the background."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *argv],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, timeout_s=90):
+    """Wait for a command: (exit code, stdout, stderr)."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout_s} s:\n{out}\n{err}") from None
+    return process.returncode, out, err
+
+
+def phalanx(*argv, cwd, env=None, timeout_s=90):
+    """Run the command to its end."""
+    return finish(start(*argv, cwd=cwd, env=env), timeout_s)
+
+
+def latest(cwd):
+    return RunDirectory((cwd / "runs" / "latest").resolve())
+
+
+def wait_for_step(cwd, step, timeout_s=60):
+    """Wait until the newest run has done this many steps; returns its directory."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if (cwd / "runs" / "latest" / "events").is_dir():
+            run = latest(cwd)
+            done = [e.data["step"] for e in read_events(run.events) if e.kind == "step"]
+            if done and max(done) >= step:
+                return run
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached within {timeout_s} s")
+
+
+def rank_pids(run):
+    """Process ids of the ranks of the newest attempt, by rank."""
+    starts = [event for event in read_events(run.events) if event.kind == "start"]
+    newest = max(event.attempt for event in starts)
+    return {e.data["rank"]: e.data["pid"] for e in starts if e.attempt == newest}
+
+
+def kill(pid, number=signal.SIGKILL):
+    os.kill(pid, number)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # a zombie is not alive
+        return file.read().rpartition(")")[2].split()[0] != "Z"

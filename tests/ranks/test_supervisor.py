@@ -1,0 +1,166 @@
+"""The whole way of a run through the real command: start, stop, kill, restart, resume."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from phalanx.errors import ExitCode
+from phalanx.run.events import read_events
+from tests.ranks.command import (
+    finish,
+    is_alive,
+    kill,
+    latest,
+    phalanx,
+    rank_pids,
+    start,
+    wait_for_step,
+)
+from tests.ranks.runs import RECIPE, assert_same_bits, losses, outcomes
+
+# Slow enough to be caught in the middle: evaluation every few steps, many small steps.
+JOB = """
+recipe: {recipe}
+steps: 400
+global_batch_size: 10
+micro_batch_size: 3
+seed: 3
+logging: {{every: 5, tensorboard: false}}
+checkpoint: {{every: 20 steps}}
+evaluate: {{every: 50 steps}}
+devices: {{cpu: {ranks}}}
+options: {{width: 64}}
+"""
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    write_job(folder)
+    code, _, err = phalanx("train", "job.yaml", cwd=folder)
+    assert code == 0, err
+    return latest(folder)
+
+
+def write_job(folder, ranks=2):
+    (folder / "job.yaml").write_text(JOB.format(recipe=RECIPE, ranks=ranks))
+
+
+def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unbroken):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 30)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == ExitCode.STOPPED, err
+    assert "--resume" in out
+    stopped_at = outcomes(run)[-1]["step"]
+    assert stopped_at < 400, "the run was over before the signal came"
+    assert (run.checkpoints / f"checkpoint-{stopped_at}").is_dir()
+    code, _, err = phalanx("train", "--resume", cwd=tmp_path)
+    assert code == 0, err
+    assert f"continues at step {stopped_at}" in err
+    assert losses(run) == losses(unbroken)
+    assert_same_bits(run, unbroken)
+
+
+def test_second_interrupt_exits_130_at_once(tmp_path):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 5)
+    pids = rank_pids(run)
+    for pid in pids.values():
+        os.kill(pid, signal.SIGSTOP)  # ranks that cannot finish their step
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, _, _ = finish(process, timeout_s=20)
+    assert code == ExitCode.INTERRUPTED
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, unbroken):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 60)
+    kill(rank_pids(run)[1])
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert "rank 1 was killed by SIGKILL" in err
+    assert max(event.attempt for event in read_events(run.events)) == 1
+    assert_same_bits(run, unbroken)
+
+
+def test_restarts_are_bounded(tmp_path):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "max_restarts=0", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 20)
+    kill(rank_pids(run)[0])
+    code, _, err = finish(process)
+    assert code == ExitCode.FAILED
+    assert "error[rank-killed]: rank 0 was killed by SIGKILL" in err
+
+
+def test_killed_supervisor_leaves_no_ranks(tmp_path):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
+    pids = rank_pids(wait_for_step(tmp_path, 5))
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids.values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+def test_second_supervisor_on_the_same_run_is_refused(tmp_path):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 5)
+    before = run.plan_file.read_text()
+    code, _, err = phalanx("train", "--resume", cwd=tmp_path)
+    assert code == ExitCode.USAGE
+    assert "error[run-busy]" in err
+    assert str(process.pid) in err
+    assert run.plan_file.read_text() == before, "the refused one changed the plan"
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == ExitCode.STOPPED
+
+
+def test_exception_in_a_recipe_is_a_finding_with_its_line(tmp_path):
+    broken = open(RECIPE.rpartition(":")[0]).read()
+    broken = broken.replace("        out = model(", "        1 / (len(batch['x']) - 2)\n        out = model(")
+    (tmp_path / "broken.py").write_text(broken)
+    line = broken.splitlines().index("        1 / (len(batch['x']) - 2)") + 1
+    code, _, err = phalanx(
+        *("train", "broken.py:Parity", "--steps", "5", "--batch-size", "10", "--cpu", "2"),
+        "micro_batch_size=3",
+        cwd=tmp_path,
+    )
+    assert code == ExitCode.FAILED
+    assert "error[rank-crashed]" in err
+    assert "ZeroDivisionError" in err
+    assert f"broken.py:{line}" in err
+    assert "Traceback" not in err
+    assert "Traceback" in latest(tmp_path).log_file(0).read_text()
+
+
+def test_ranks_listen_on_loopback_only(tmp_path):
+    import psutil
+
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
+    run = wait_for_step(tmp_path, 5)
+    listening = [
+        connection.laddr.ip
+        for pid in (process.pid, *rank_pids(run).values())
+        for connection in psutil.Process(pid).net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert listening, "ranks on two processes must listen somewhere"
+    assert set(listening) <= {"127.0.0.1", "::1"}
