@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.contract.source import PACKAGE, ROOT, imports, source_files
 
 # Lower numbers know nothing of higher ones. `launch` and `engine` stand side by side.
@@ -12,7 +13,7 @@ LAYERS = {
     "machine": 1,
     "run": 1,
     "recipe": 2,
-    "plan": 3,
+    "planner": 3,
     "diagnose": 3,
     "launch": 4,
     "engine": 4,

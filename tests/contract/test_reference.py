@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import yaml
-from tests.contract.source import PACKAGE, ROOT
 from typer.main import get_command
 
 from phalanx.cli.main import app
 from phalanx.job import check_job, load_job
 from phalanx.job.schema import job_keys
 from phalanx.recipe.load import builtin_recipes, describe_recipe
+from tests.contract.source import PACKAGE, ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 KEBAB = re.compile(r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
@@ -43,7 +44,7 @@ def latest(cwd):
     return RunDirectory((cwd / "runs" / "latest").resolve())
 
 
-def wait_for_step(cwd, step, timeout_s=60):
+def wait_for_step(process, cwd, step, timeout_s=60):
     """Wait until the newest run has done this many steps; returns its directory."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -52,6 +53,7 @@ def wait_for_step(cwd, step, timeout_s=60):
             done = [e.data["step"] for e in read_events(run.events) if e.kind == "step"]
             if done and max(done) >= step:
                 return run
+        assert process.poll() is None, finish(process)
         time.sleep(0.05)
     raise AssertionError(f"step {step} was not reached within {timeout_s} s")
 
@@ -72,5 +74,5 @@ def is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    with open(f"/proc/{pid}/stat") as file:  # a zombie is not alive
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"  # a zombie is not alive

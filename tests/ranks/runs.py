@@ -12,8 +12,8 @@ from phalanx.engine.worker import run_worker
 from phalanx.job import load_job
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.machine import Machine
-from phalanx.plan.plan import Plan
-from phalanx.plan.solve import solve_plan
+from phalanx.planner.plan import Plan
+from phalanx.planner.solve import solve_plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 
@@ -49,7 +49,8 @@ def make_run(folder, *, ranks, **changes):
     assert trace is not None, findings
     job = job.model_copy(update={"options": trace.options})
     plan, findings = solve_plan(job, machine(), trace)
-    return open_run(Prepared(job, machine(), trace, plan, findings))
+    with open_run(Prepared(job, machine(), trace, plan, findings)) as run:
+        return run
 
 
 def change_run(run, *, ranks=None, **changes):
@@ -62,7 +63,8 @@ def change_run(run, *, ranks=None, **changes):
     trace, _ = trace_recipe(job.recipe, job.options)
     previous = Plan.from_json(json.loads(run.plan_file.read_text()))
     plan, findings = solve_plan(job, machine(), trace, previous=previous)
-    return open_run(Prepared(job, machine(), trace, plan, findings, run))
+    with open_run(Prepared(job, machine(), trace, plan, findings, run)):
+        return run
 
 
 def train(pool, run, *, ranks, timeout_s=60, env=None, attempt=0):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phalanx.engine.order import INIT, dropout_seed, ids_at, keys_of
-from phalanx.plan.batch import BatchPlan
+from phalanx.planner.batch import BatchPlan
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
 from tests.ranks.runs import BASE, RECIPE, losses, make_run, train, weights

@@ -1,13 +1,12 @@
 """A stopped and resumed run equals the unbroken one bit for bit, on the same number of ranks; on
 another number it sees the same samples in the same global batches."""
 
-import os
 from collections import Counter
 
 import pytest
 
 from phalanx.engine.order import ids_at
-from phalanx.plan.batch import BatchPlan, deal
+from phalanx.planner.batch import BatchPlan, deal
 from phalanx.run.events import read_events
 from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train
 
@@ -69,7 +68,7 @@ def test_one_two_one_ranks_see_the_same_samples(pool, tmp_path):
         seen += steps_from_log(log, ranks, range(first, last))
         for path in log.iterdir():
             path.unlink()
-        os.rmdir(log)
+        log.rmdir()
     plan = BatchPlan(50, 10, 3)
     for step, ids in enumerate(seen):
         start = step % 5 * 10

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ JOB = """
 recipe: {recipe}
 steps: 400
 global_batch_size: 10
+precision: fp64
 micro_batch_size: 3
 seed: 3
 logging: {{every: 5, tensorboard: false}}
@@ -51,7 +53,7 @@ def write_job(folder, ranks=2):
 def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unbroken):
     write_job(tmp_path)
     process = start("train", "job.yaml", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 30)
+    run = wait_for_step(process, tmp_path, 30)
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == ExitCode.STOPPED, err
@@ -69,7 +71,7 @@ def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unb
 def test_second_interrupt_exits_130_at_once(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 5)
+    run = wait_for_step(process, tmp_path, 5)
     pids = rank_pids(run)
     for pid in pids.values():
         os.kill(pid, signal.SIGSTOP)  # ranks that cannot finish their step
@@ -85,7 +87,7 @@ def test_second_interrupt_exits_130_at_once(tmp_path):
 def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, unbroken):
     write_job(tmp_path)
     process = start("train", "job.yaml", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 60)
+    run = wait_for_step(process, tmp_path, 60)
     kill(rank_pids(run)[1])
     code, _, err = finish(process)
     assert code == 0, err
@@ -97,7 +99,7 @@ def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, un
 def test_restarts_are_bounded(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "max_restarts=0", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 20)
+    run = wait_for_step(process, tmp_path, 20)
     kill(rank_pids(run)[0])
     code, _, err = finish(process)
     assert code == ExitCode.FAILED
@@ -107,7 +109,7 @@ def test_restarts_are_bounded(tmp_path):
 def test_killed_supervisor_leaves_no_ranks(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
-    pids = rank_pids(wait_for_step(tmp_path, 5))
+    pids = rank_pids(wait_for_step(process, tmp_path, 5))
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 20
@@ -119,7 +121,7 @@ def test_killed_supervisor_leaves_no_ranks(tmp_path):
 def test_second_supervisor_on_the_same_run_is_refused(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 5)
+    run = wait_for_step(process, tmp_path, 5)
     before = run.plan_file.read_text()
     code, _, err = phalanx("train", "--resume", cwd=tmp_path)
     assert code == ExitCode.USAGE
@@ -131,13 +133,15 @@ def test_second_supervisor_on_the_same_run_is_refused(tmp_path):
 
 
 def test_exception_in_a_recipe_is_a_finding_with_its_line(tmp_path):
-    broken = open(RECIPE.rpartition(":")[0]).read()
-    broken = broken.replace("        out = model(", "        1 / (len(batch['x']) - 2)\n        out = model(")
+    broken = Path(RECIPE.rpartition(":")[0]).read_text()
+    broken = broken.replace(
+        "        out = model(", "        1 / (len(batch['x']) - 2)\n        out = model("
+    )
     (tmp_path / "broken.py").write_text(broken)
     line = broken.splitlines().index("        1 / (len(batch['x']) - 2)") + 1
     code, _, err = phalanx(
         *("train", "broken.py:Parity", "--steps", "5", "--batch-size", "10", "--cpu", "2"),
-        "micro_batch_size=3",
+        *("micro_batch_size=3", "precision=fp64"),
         cwd=tmp_path,
     )
     assert code == ExitCode.FAILED
@@ -153,7 +157,7 @@ def test_ranks_listen_on_loopback_only(tmp_path):
 
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
-    run = wait_for_step(tmp_path, 5)
+    run = wait_for_step(process, tmp_path, 5)
     listening = [
         connection.laddr.ip
         for pid in (process.pid, *rank_pids(run).values())

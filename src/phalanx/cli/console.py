@@ -96,7 +96,11 @@ def table(
         )
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
-    stdout().print(grid)
+    console = stdout()
+    with console.capture() as captured:
+        console.print(grid)
+    for line in captured.get().splitlines():  # rich pads every line to the table's width
+        console.file.write(line.rstrip() + "\n")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The `phalanx` command: the only except and the only sys.exit of the package."""
+"""The `phalanx` command: turns every error into Findings and an exit code."""
 
 from __future__ import annotations
 

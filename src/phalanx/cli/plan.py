@@ -47,7 +47,7 @@ def plan(
 
 def ranks_table(prepared: Prepared) -> list[Any]:
     """The same job on other numbers of GPUs."""
-    from phalanx.plan.solve import on_ranks
+    from phalanx.planner.solve import on_ranks
 
     counts = sorted({*_SHOWN_RANKS, prepared.plan.ranks.value})
     return [on_ranks(prepared.job, prepared.trace, ranks) for ranks in counts]
@@ -59,7 +59,7 @@ def show_plan(prepared: Prepared) -> None:
 
     plan = prepared.plan
     rows = [
-        (name.replace("_", " "), _show(decision.value), decision.reason)
+        (name.replace("_", " "), _show(decision.value, name), decision.reason)
         for name, decision in plan.decisions().items()
         if decision.value is not None and (name != "gpus" or decision.value)
     ]
@@ -84,7 +84,9 @@ def show_plan(prepared: Prepared) -> None:
     console.say("Memory and time are not predicted yet.", style="dim")
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, name: str) -> str:
+    if name == "speedup":
+        return f"{value:g}x"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.cli import console
 from phalanx.errors import Finding
-from phalanx.plan.plan import Plan
+from phalanx.planner.plan import Plan
 from phalanx.run.events import Event
 
 _LINE_EVERY_S = 10.0  # in a pipe a line for every logged step would bury the rest

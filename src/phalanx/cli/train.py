@@ -9,7 +9,10 @@ import typer
 from phalanx.cli.options import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.api import Result
+    from pathlib import Path
+
+    from phalanx.cli.follow import Result
+    from phalanx.launch.prepare import Prepared
 
 
 @with_job_options
@@ -37,8 +40,8 @@ def train(
 
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
-    from phalanx.api import run_prepared
     from phalanx.cli import console
+    from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
     from phalanx.launch.prepare import prepare
 
@@ -49,11 +52,11 @@ def train(
         show_plan(prepared)
         return 0
     result = run_prepared(prepared)
-    _show_end(result)
+    _show_end(result, prepared)
     return int(result.exit_code)
 
 
-def _show_end(result: Result) -> None:
+def _show_end(result: Result, prepared: Prepared) -> None:
     from phalanx.cli import console
     from phalanx.cli.progress import format_s
 
@@ -64,9 +67,10 @@ def _show_end(result: Result) -> None:
         console.say(f"  continue it: phalanx train --resume {run}")
         return
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    reason = "" if result.reason == result.status else f": {result.reason}"
     rows = [
-        ("status", f"{result.status}: {result.reason}"),
-        ("test", figures or "not evaluated"),
+        ("status", f"{result.status}{reason}"),
+        ("test", figures or "not evaluated this time"),
         ("trained", f"{result.step} steps in all, {format_s(result.seconds)} this time"),
         ("run", str(run)),
     ]
@@ -77,9 +81,23 @@ def _show_end(result: Result) -> None:
         console.say(f"continue:  phalanx train --resume {run}")
         return
     console.say("next:")
-    for text in (
-        f"  tensorboard --logdir {run}/tensorboard     its curves",
-        f"  phalanx train --resume {run} --epochs 50     train on, twice as long",
-        "  phalanx recipes copy digits my_digits     a recipe of your own to edit",
-    ):
-        console.say(text)
+    for command, meaning in _next_commands(run, prepared):
+        console.say(f"  {command}")
+        console.say(f"      {meaning}", style="dim")
+
+
+def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
+    """What to type after a finished run."""
+    from phalanx.recipe.load import builtin_recipes
+
+    job = prepared.job
+    length = f"--epochs {2 * job.epochs}" if job.epochs else f"--steps {2 * (job.steps or 1)}"
+    commands = [
+        (f"tensorboard --logdir {run}/tensorboard", "look at its curves"),
+        (f"phalanx train --resume {run} {length}", "train on, to twice the length"),
+    ]
+    if job.recipe in builtin_recipes():
+        commands.append(
+            (f"phalanx recipes copy {job.recipe} my_{job.recipe}", "a recipe of your own to edit")
+        )
+    return commands

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.engine.process import Process
 from phalanx.errors import Finding
-from phalanx.plan.batch import deal
+from phalanx.planner.batch import deal
 
 
 class SharedBuffers:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from phalanx.engine.order import WORKER, Ids, ids_at, keys_of
-from phalanx.plan.batch import Slot, StepShare
+from phalanx.planner.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
 

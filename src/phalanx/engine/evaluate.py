@@ -13,8 +13,8 @@ from torch import nn
 from phalanx.engine.data import Fetcher, Loader, Request, move
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
-from phalanx.plan.batch import deal, split_evenly
-from phalanx.plan.plan import Plan
+from phalanx.planner.batch import deal, split_evenly
+from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
 
 

@@ -26,7 +26,7 @@ from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.telemetry import SpeedMeter, memory_bytes
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
-from phalanx.plan.plan import Plan
+from phalanx.planner.plan import Plan
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.plan.plan import Plan
+from phalanx.planner.plan import Plan
 
 _TIMEOUT = timedelta(minutes=10)  # torch's own default for NCCL
 

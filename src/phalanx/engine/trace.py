@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.engine.data import choose_fetch
 from phalanx.errors import Finding, UserError, errors_of
-from phalanx.plan.trace import Trace
+from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.load import load_recipe, recipe_fingerprint
 

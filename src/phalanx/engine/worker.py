@@ -28,8 +28,8 @@ from phalanx.engine.strategies.single import Single
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
-from phalanx.plan.batch import StepShare
-from phalanx.plan.plan import Plan
+from phalanx.planner.batch import StepShare
+from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ class RankGroup:
     """The ranks of one attempt, watched by an elastic agent in a thread of its own."""
 
     def __init__(self, run_path: Path, *, ranks: int, attempt: int, env: dict[str, str]) -> None:
-        self._agent = _make_agent(run_path, ranks=ranks, attempt=attempt, env=env)
+        self._agent = _make_agent(run_path, ranks=ranks)
+        self._env = {**env, "PHALANX_ATTEMPT": str(attempt)}
         self.deaths: list[RankDeath] = []
         self.error: BaseException | None = None
         # In a thread the agent installs no signal handlers: the supervisor decides what they mean.
@@ -62,23 +64,43 @@ class RankGroup:
 
     def _run(self) -> None:
         try:
-            result = self._agent.run()
+            with _environment(self._env):
+                result = self._agent.run()
         except BaseException as error:  # handed to the supervisor's thread
             self.error = error
             return
         self.deaths = sorted(
             (RankDeath(rank, failure.exitcode) for rank, failure in result.failures.items()),
-            key=lambda death: death.exit_code,  # a killed rank is the cause, its peers the effect
+            key=_cause_first,
         )
 
 
-def _make_agent(run_path: Path, *, ranks: int, attempt: int, env: dict[str, str]) -> Any:
+def _cause_first(death: RankDeath) -> tuple[bool, bool, int]:
+    """A killed rank is the cause; peers that failed, or that the agent ended, are the effect."""
+    return death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
+
+
+@contextmanager
+def _environment(extra: dict[str, str]) -> Iterator[None]:
+    """Ranks inherit this process's environment; it is put back for whoever called `train`."""
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _make_agent(run_path: Path, *, ranks: int) -> Any:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.update(env, PHALANX_ATTEMPT=str(attempt))  # ranks inherit this environment
     spec = WorkerSpec(
         role="phalanx",
         local_world_size=ranks,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,16 @@ from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.trace import trace_recipe
 from phalanx.machine import Machine, cannot_train, check_machine, probe_machine
-from phalanx.plan.plan import Plan
-from phalanx.plan.resume import resume_findings
-from phalanx.plan.solve import solve_plan
-from phalanx.plan.trace import Trace
+from phalanx.planner.plan import Plan
+from phalanx.planner.resume import resume_findings
+from phalanx.planner.solve import solve_plan
+from phalanx.planner.trace import Trace
 from phalanx.recipe.load import absolute_spec, builtin_recipes
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
     find_run,
+    lock_run,
     record_source,
     write_atomic,
 )
@@ -81,19 +83,22 @@ def prepare(
     return Prepared(job, machine, trace, plan, findings, continued.run if continued else None)
 
 
-def open_run(prepared: Prepared) -> RunDirectory:
-    """Make the run directory, or write the next plan revision into the one that continues."""
+@contextmanager
+def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
+    """Make the run directory, or write the next plan revision into the one that continues, and
+    hold it: a second process that wants the same run is refused before it changes anything."""
     run = prepared.run
     if run is None:
         run = create_run_directory(
             Path(prepared.job.output), prepared.job.name, prepared.job.recipe
         )
         write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
-    job = prepared.job.model_dump(mode="json", exclude_none=True)
-    write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
-    write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
-    run.write_plan(prepared.plan.to_json())
-    return run
+    with lock_run(run):
+        job = prepared.job.model_dump(mode="json", exclude_none=True)
+        write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
+        write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
+        run.write_plan(prepared.plan.to_json())
+        yield run
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Owns a run from start to end: starts the ranks, follows their events, restarts, stops.
 
-hold the run directory -> for each attempt: start ranks, follow, judge -> outcome
+for each attempt: start the ranks, follow their events, judge -> outcome
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
-from phalanx.plan.plan import Plan
-from phalanx.run.directory import RunDirectory, lock_run
+from phalanx.planner.plan import Plan
+from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
 from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
 
@@ -58,7 +58,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the ranks, and start them again when one was killed, until the run ends."""
-        with lock_run(self._run), self._handling_signals():
+        with self._handling_signals():
             reader = EventReader(self._run.events)
             before = reader.read()
             first = max((event.attempt for event in before), default=-1) + 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding
-from phalanx.plan.trace import Trace
+from phalanx.planner.trace import Trace
 
 _TIMEOUT_S = 600
 

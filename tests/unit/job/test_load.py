@@ -10,13 +10,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.job.wrong_jobs import GOOD
 
 from phalanx.errors import UserError
 from phalanx.job import Interval, Override, load_job, parse_override
 from phalanx.job.keys import ALIASES
 from phalanx.job.origin import format_value, parse_scalar
 from phalanx.job.schema import job_keys
+from tests.unit.job.wrong_jobs import GOOD
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.unit.job.wrong_jobs import KNOWN_RECIPES
 
 from phalanx.job import Override, check_job, gpu_findings, load_job, ranks_asked
+from tests.unit.job.wrong_jobs import KNOWN_RECIPES
 
 GOOD = {"recipe": "digits", "epochs": 10, "global_batch_size": 64}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.unit.job.wrong_jobs import GOOD, GPU_IDS, KNOWN_RECIPES, WRONG_JOBS, WrongJob
 
 from phalanx.errors import Finding, UserError
 from phalanx.job import check_job, gpu_findings, load_job
+from tests.unit.job.wrong_jobs import GOOD, GPU_IDS, KNOWN_RECIPES, WRONG_JOBS, WrongJob
 
 
 def findings_of(path: Path) -> list[Finding]:

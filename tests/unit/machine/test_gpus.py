@@ -1,10 +1,10 @@
 """GPUs, their visibility and their links, from a fake NVML."""
 
 import pytest
-from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml, NVMLError, NVMLError_LibraryNotFound
 
 from phalanx.machine.gpus import numa_node, number_visible, probe_gpus
 from phalanx.machine.topology import link_groups, link_matrix
+from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml, NVMLError, NVMLError_LibraryNotFound
 
 
 def make(count, **fields):

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml
 
 from phalanx.errors import UserError
 from phalanx.machine import Machine, check_machine, probe_machine
+from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml
 
 NAMES = ["cpu", "1xt4", "2x4090", "8xa100", "16x2080", "mps"]
 

@@ -19,7 +19,6 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
 from phalanx.recipe.interface import Recipe
 
-
 # Forward-changed buffers are combined in after_step. torch 2.13 renamed the argument and warns
 # about the old name.
 _NO_BUFFER_SYNC: dict[str, Any] = (

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """conv - conv - pool - linear - linear, about 80,000 parameters at width 32."""
+    """conv - conv - pool - linear - linear, 85,066 parameters at width 32."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from phalanx.errors import Finding
 from phalanx.job.schema import Interval, Job
 from phalanx.machine import Machine
-from phalanx.plan import devices
-from phalanx.plan.batch import BatchPlan, deal
-from phalanx.plan.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.plan.plan import Decision, Plan
-from phalanx.plan.trace import Trace
+from phalanx.planner import devices
+from phalanx.planner.batch import BatchPlan, deal
+from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.job import Interval
-from phalanx.plan.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.plan.solve import on_ranks
+from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.solve import on_ranks
 
 
 @pytest.mark.parametrize(("ranks", "lr"), [(1, 1.25e-6), (2, 2.5e-6), (4, 5.0e-6)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.plan.batch import BatchPlan, Slot, deal, split_evenly
+from phalanx.planner.batch import BatchPlan, Slot, deal, split_evenly
 
 GUIDE_STEPS = [(1, 7375), (2, 3688), (4, 1844), (8, 922)]
 

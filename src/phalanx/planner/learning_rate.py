@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 from phalanx.job.schema import Interval, Job
-from phalanx.plan.plan import Decision
+from phalanx.planner.plan import Decision
 
 # Below this total batch the unscaled rate is the first thing to try; Goyal et al. 2017 ("Accurate,
 # Large Minibatch SGD") take 256 as the reference batch of the linear rule.

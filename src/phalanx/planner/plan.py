@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
-from phalanx.plan.batch import BatchPlan
+from phalanx.planner.batch import BatchPlan
 
 SCHEMA_VERSION = 1
 

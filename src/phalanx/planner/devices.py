@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu, Machine
-from phalanx.plan.plan import Decision, Plan
+from phalanx.planner.plan import Decision, Plan
 
 # bf16 tensor cores and TF32 exist from compute capability 8.0 on
 # (docs.nvidia.com/cuda/cuda-c-programming-guide, "Compute Capability 8.x").

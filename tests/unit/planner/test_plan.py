@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from phalanx.plan.plan import Decision, Plan
+from phalanx.planner.plan import Decision, Plan
 
 
 def other(value):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.plan import devices
+from phalanx.planner import devices
 
 DEFAULTS = {
     # machine: device, ranks, precision, backend, strategy, determinism, workers, threads, pinned

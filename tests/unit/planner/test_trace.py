@@ -2,7 +2,7 @@
 
 import json
 
-from phalanx.plan.trace import Trace
+from phalanx.planner.trace import Trace
 
 
 def test_a_trace_survives_json(make_trace):

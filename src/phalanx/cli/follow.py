@@ -1,0 +1,67 @@
+"""Runs a prepared job to its end and shows it: what the command and `phalanx.train` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.cli.progress import RunView
+from phalanx.errors import ExitCode, Finding
+from phalanx.launch.prepare import Prepared, open_run
+from phalanx.launch.supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training run ended."""
+
+    status: str
+    """finished, stopped or failed."""
+    exit_code: ExitCode
+    run: Path
+    """The run directory."""
+    step: int | None
+    """Optimizer steps done since the run began; None when a rank died."""
+    reason: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last evaluation."""
+    best: str | None = None
+    """The best evaluation of this session, in words."""
+    seconds: float = 0.0
+    """Time spent training in this session."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+def run_prepared(prepared: Prepared) -> Result:
+    """Open the run directory, run it to its end, and show it on the way."""
+    with open_run(prepared) as run, RunView(prepared.plan) as view:
+        outcome = Supervisor(
+            run,
+            prepared.plan,
+            max_restarts=prepared.job.max_restarts,
+            tensorboard=prepared.job.logging.tensorboard,
+            on_event=view.take,
+        ).run()
+    best = None
+    if view.best is not None:
+        name = prepared.plan.metric.value
+        best = f"{name} {view.best['metrics'][name]:.4f} at step {view.best['step']}"
+    return Result(
+        status=outcome.status,
+        exit_code=outcome.exit_code,
+        run=_short(run.path),
+        step=outcome.step,
+        reason=outcome.reason,
+        metrics=view.metrics,
+        best=best,
+        seconds=view.trained_s,
+        findings=outcome.findings,
+    )
+
+
+def _short(path: Path) -> Path:
+    """The path as a person would type it from here."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

@@ -1,0 +1,269 @@
+"""The run directory: whole files, no name twice, one supervisor at a time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import UserError
+from phalanx.run import directory
+from phalanx.run.directory import (
+    RunDirectory,
+    create_run_directory,
+    find_run,
+    lock_run,
+    record_source,
+    swap_link,
+    write_atomic,
+)
+
+
+def finding_of(call, *arguments):
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    (finding,) = caught.value.findings
+    return finding
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def make_run(output, name):
+    run = create_run_directory(output, name, "digits")
+    write_atomic(run.plan_file, "{}")
+    return run
+
+
+def test_a_written_file_is_whole_and_alone(tmp_path):
+    path = tmp_path / "plan.json"
+    write_atomic(path, "one")
+    write_atomic(path, "two \N{SNOWMAN}")
+    assert path.read_text(encoding="utf-8") == "two \N{SNOWMAN}"
+    assert names(tmp_path) == ["plan.json"]
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace", "write"])
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, where):
+    path = tmp_path / "plan.json"
+    write_atomic(path, "old")
+
+    def crash(*_):
+        raise OSError("no space left on device")
+
+    text = "new" * 100_000
+    if where == "fsync":
+        monkeypatch.setattr(directory.os, "fsync", crash)
+    elif where == "replace":
+        monkeypatch.setattr(Path, "replace", crash)
+    else:
+        text = "half \ud800"  # a lone surrogate cannot be encoded
+    with pytest.raises((OSError, UnicodeEncodeError)):
+        write_atomic(path, text)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["plan.json"]
+
+
+def test_the_new_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    path, seen = tmp_path / "plan.json", []
+    fsync, replace = os.fsync, Path.replace
+
+    def note(what, call):
+        def noted(*arguments):
+            seen.append(what)
+            return call(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(directory.os, "fsync", note("sync", fsync))
+    monkeypatch.setattr(Path, "replace", note("rename", replace))
+    write_atomic(path, "text")
+    assert seen == ["sync", "rename", "sync"]
+
+
+def test_a_link_is_swapped_without_left_overs(tmp_path):
+    link = tmp_path / "latest"
+    for target in ("a", "b"):
+        (tmp_path / target).mkdir()
+        swap_link(link, target)
+        assert link.resolve() == (tmp_path / target).resolve()
+    assert names(tmp_path) == ["a", "b", "latest"]
+
+
+def test_a_link_that_cannot_be_swapped_leaves_nothing_behind(tmp_path):
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").touch()
+    with pytest.raises(OSError, match="latest"):
+        swap_link(tmp_path / "latest", "a")
+    assert names(tmp_path) == ["latest"]
+
+
+def test_a_new_run_has_its_folders_and_is_the_latest(tmp_path):
+    first = create_run_directory(tmp_path / "runs", "first", "digits")
+    assert (tmp_path / "runs" / "latest").resolve() == first.path
+    second = create_run_directory(tmp_path / "runs", "second", "digits")
+    assert (tmp_path / "runs" / "latest").resolve() == second.path
+    assert names(first.path) == ["checkpoints", "events", "logs"]
+    assert first.name == "first"
+
+
+def test_an_existing_name_is_refused_and_left_alone(tmp_path):
+    run = make_run(tmp_path, "mine")
+    finding = finding_of(create_run_directory, tmp_path, "mine", "digits")
+    assert finding.slug == "run-exists"
+    assert str(run.path) in finding.what
+    assert "--resume" in finding.fix
+    assert run.plan_file.read_text() == "{}"
+
+
+def test_a_run_named_latest_does_not_crash(tmp_path):
+    # `latest` is the link to the newest run.
+    try:
+        run = create_run_directory(tmp_path, "latest", "digits")
+    except UserError as error:
+        assert "latest" in error.findings[0].what
+    else:
+        assert run.path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stem"), [("digits", "digits-"), ("/a/b/my_recipe.py:Mine", "my_recipe-")]
+)
+def test_a_run_without_a_name_is_named_after_its_recipe(tmp_path, recipe, stem):
+    assert create_run_directory(tmp_path, None, recipe).name.startswith(stem)
+
+
+def test_two_unnamed_runs_within_a_second_are_two_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory.time, "strftime", lambda _: "20260101-000000")
+    runs = {create_run_directory(tmp_path, None, "digits").path for _ in range(3)}
+    assert len(runs) == 3
+
+
+def test_every_plan_revision_stays(tmp_path):
+    run = create_run_directory(tmp_path, "run", "digits")
+    for revision in (0, 1):
+        run.write_plan({"revision": revision})
+    assert json.loads((run.path / "plan-0.json").read_text()) == {"revision": 0}
+    assert json.loads((run.path / "plan-1.json").read_text()) == {"revision": 1}
+    assert json.loads(run.plan_file.read_text()) == {"revision": 1}
+
+
+def test_a_run_is_found_by_path_by_name_and_as_the_newest(tmp_path, monkeypatch):
+    output = tmp_path / "runs"
+    first, second = make_run(output, "first"), make_run(output, "second")
+    assert find_run(str(first.path), output) == first
+    assert find_run("first", output) == first
+    assert find_run(None, output) == second
+    monkeypatch.chdir(tmp_path)
+    assert find_run("runs/first", Path("runs")) == first
+
+
+def test_a_run_that_is_not_there_names_those_that_are(tmp_path):
+    make_run(tmp_path, "first")
+    make_run(tmp_path, "second")
+    finding = finding_of(find_run, "third", tmp_path)
+    assert finding.slug == "no-run"
+    assert "third" in finding.what
+    assert "first, second" in finding.why
+    assert "latest" not in finding.why
+    assert finding.fix == f"--resume {tmp_path / 'second'}"
+
+
+def test_without_any_run_the_fix_is_to_start_one(tmp_path):
+    finding = finding_of(find_run, None, tmp_path / "runs")
+    assert "none" in finding.why
+    assert "phalanx train" in finding.fix
+
+
+def test_a_second_holder_in_another_process_is_refused(tmp_path):
+    run = make_run(tmp_path, "run")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from phalanx.run.directory import RunDirectory, lock_run\n"
+        "with lock_run(RunDirectory(Path(sys.argv[1]))):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(run.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError) as caught, lock_run(run):
+            pass
+        (finding,) = caught.value.findings
+        assert finding.slug == "run-busy"
+        assert str(holder.pid) in finding.why
+        holder.kill()
+        holder.communicate()
+    with lock_run(run):  # the lock of a killed process is gone with it
+        assert (run.path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_lock_is_free_after_its_holder(tmp_path):
+    run = make_run(tmp_path, "run")
+    for _ in range(2):
+        with lock_run(run):
+            pass
+
+
+def git(folder, *argv):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *argv], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_source_record_has_commit_diff_command_and_versions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "-q")
+    (tmp_path / "model.py").write_text("width = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    clean = record_source(["phalanx", "train"])
+    assert clean["command"] == ["phalanx", "train"]
+    assert len(clean["git"]["commit"]) == 40
+    assert clean["git"]["is_dirty"] is False
+    assert clean["versions"]["torch"]
+    assert clean["versions"]["phalanx"]
+    (tmp_path / "model.py").write_text("width = 2\n")
+    dirty = record_source([])
+    assert dirty["git"]["is_dirty"] is True
+    assert "+width = 2" in dirty["git"]["diff"]
+    assert dirty["git"]["is_diff_cut"] is False
+    json.dumps(dirty)
+
+
+def test_a_huge_diff_is_cut_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(directory, "_MAX_DIFF_BYTES", 50)
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.txt").write_text("")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "a.txt").write_text("line\n" * 100)
+    state = record_source([])["git"]
+    assert state["is_diff_cut"] is True
+    assert len(state["diff"]) == 50
+
+
+def test_the_source_record_works_outside_git(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record_source([])["git"] is None
+
+
+def test_the_source_record_works_without_git(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert record_source([])["git"] is None
+
+
+def test_paths_of_a_run_lie_inside_it(tmp_path):
+    run = RunDirectory(tmp_path)
+    paths = [run.job_file, run.machine_file, run.plan_file, run.source_file, run.results_file]
+    paths += [run.events, run.logs, run.checkpoints, run.tensorboard, run.log_file(3)]
+    assert len(set(paths)) == len(paths)
+    assert all(path.is_relative_to(tmp_path) for path in paths)
