@@ -6,6 +6,7 @@ Each stage reports all its problems at once, and nothing is created before all h
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ from phalanx.run.directory import (
 )
 
 Source = str | Path | Mapping[str, Any] | Job
+
+_BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
 
 
 @dataclass(frozen=True)
@@ -158,15 +161,11 @@ def _resolve(source: Source) -> Path | Mapping[str, Any]:
     builtin = builtin_recipes()
     if text in builtin:
         return builtin[text] / "job.yaml"
-    path = Path(text)
-    if path.exists() or path.suffix in (".yaml", ".yml"):
-        return path
     file = text.rpartition(":")[0]
     if file.endswith(".py"):
-        beside = Path(file).with_name("job.yaml")
-        if beside.is_file():
-            return beside
         return {"recipe": text}
+    if not _BARE_NAME.fullmatch(text) or Path(text).exists():
+        return Path(text)
     raise UserError(
         Finding(
             slug="unknown-job",

@@ -43,9 +43,9 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert len(orders) == 100
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7, 12, 16, 23])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 12, 23])
 def test_every_id_is_as_likely_at_every_position(size):
-    draws = 4000
+    draws = 1200
     counts = np.zeros((size, size))
     for seed in range(draws):
         counts[np.arange(size), ids_at(seed, 0, 0, size, size)] += 1
@@ -58,7 +58,7 @@ def test_every_id_is_as_likely_at_every_position(size):
 
 def test_all_orders_of_four_samples_happen():
     seen = {}
-    for seed in range(4800):
+    for seed in range(2400):
         order = tuple(ids_at(seed, 0, 0, 4, 4))
         seen[order] = seen.get(order, 0) + 1
     assert len(seen) == 24

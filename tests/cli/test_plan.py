@@ -1,0 +1,108 @@
+"""`phalanx plan`: the arithmetic, with reasons, on machines this one is not."""
+
+import json
+
+import pytest
+
+from tests.cli.command import pretend_machine, run_cli
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(*argv):
+    answer = run_cli("plan", *argv, "--json")
+    assert answer.code == 0, answer.err
+    return json.loads(answer.out)
+
+
+def values(*argv):
+    return {
+        name: decision["value"]
+        for name, decision in plan(*argv)["plan"].items()
+        if isinstance(decision, dict) and "reason" in decision
+    }
+
+
+def test_batch_per_gpu_is_multiplied_once(monkeypatch):
+    pretend_machine(monkeypatch, "8xa100")
+    got = values("digits", "--batch-size", "8", "--gradient-accumulation", "8", "--gpus", "4")
+    assert got["global_batch_size"] == 256
+    assert got["micro_batch_size"] == 8
+    assert got["accumulation"] == 8
+    assert got["gpus"] == [0, 1, 2, 3]
+    assert got["precision"] == "bf16"
+
+
+def test_batch_size_with_accumulation_says_that_it_is_per_gpu(monkeypatch):
+    pretend_machine(monkeypatch, "8xa100")
+    answer = run_cli("plan", "digits", "--batch-size", "8", "--gradient-accumulation", "8")
+    assert "note[batch-per-gpu]: --batch-size 8 is per GPU here" in answer.err
+
+
+def test_batch_size_alone_is_global(monkeypatch):
+    pretend_machine(monkeypatch, "8xa100")
+    got = values("digits", "--batch-size", "64")
+    assert (got["global_batch_size"], got["micro_batch_size"], got["ranks"]) == (64, 8, 8)
+
+
+def test_old_cards_get_fp16(monkeypatch):
+    pretend_machine(monkeypatch, "16x2080")
+    got = values("digits")
+    assert (got["precision"], got["ranks"], got["backend"]) == ("fp16", 16, "nccl")
+
+
+def test_mac_gets_one_rank_and_no_pinned_memory(monkeypatch):
+    pretend_machine(monkeypatch, "mps")
+    got = values("digits")
+    assert (got["device"], got["ranks"], got["workers"]) == ("mps", 1, 0)
+    assert got["pin_memory"] is False
+
+
+def test_steps_per_epoch_table_follows_batch_per_gpu(monkeypatch):
+    pretend_machine(monkeypatch, "8xa100")
+    rows = plan("digits", "global_batch_size=null", "batch_per_gpu=4")["ranks"]
+    table = {row["ranks"]: row["steps_per_epoch"] for row in rows}
+    assert table == {1: 360, 2: 180, 4: 90, 8: 45}  # 1,437 samples at 4, 8, 16, 32
+
+
+def test_every_line_has_its_reason():
+    answer = run_cli("plan", "digits")
+    assert answer.code == 0
+    assert "global_batch_size = 64" in answer.out
+    assert "25 epochs x 23 steps = 575" in answer.out
+    record = plan("digits")["plan"]
+    reasons = [d["reason"] for d in record.values() if isinstance(d, dict) and "reason" in d]
+    assert len(reasons) > 20
+    assert all(reasons)
+
+
+def test_options_take_back_what_the_file_says_the_other_way(tmp_path):
+    job = "recipe: digits\nsteps: 7\nbatch_per_gpu: 4\ndevices: {gpus: all}\n"
+    (tmp_path / "job.yaml").write_text(job)
+    got = values("job.yaml", "--epochs", "2", "--batch-size", "32", "--cpu", "2")
+    assert (got["total_steps"], got["global_batch_size"], got["ranks"]) == (2 * 45, 32, 2)
+
+
+def test_gpu_ids_one_id_and_counts(monkeypatch):
+    pretend_machine(monkeypatch, "8xa100")
+    assert values("digits", "--gpus", "0,2,3")["gpus"] == [0, 2, 3]
+    assert values("digits", "--gpus", "5,")["gpus"] == [5]
+    assert values("digits", "--gpus", "3")["gpus"] == [0, 1, 2]
+    assert values("digits", "--gpus", "all")["ranks"] == 8
+
+
+def test_forced_precision_the_card_cannot_do_is_a_finding(monkeypatch):
+    pretend_machine(monkeypatch, "16x2080")
+    answer = run_cli("plan", "digits", "--precision", "bf16")
+    assert answer.code == 2
+    assert "compute capability 7.5" in answer.err
+
+
+def test_dry_run_shows_the_plan_and_creates_nothing(tmp_path):
+    answer = run_cli("train", "digits", "--dry-run")
+    assert answer.code == 0
+    assert "25 epochs x 23 steps = 575" in answer.out
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,287 @@
+"""From positions to batches: fetching, global generators, nested tensors, one step ahead."""
+
+import random
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from phalanx.plan.batch import BatchPlan, Slot
+from torch.utils.data import Subset, TensorDataset
+
+from phalanx.engine.data import (
+    ANY_TERM,
+    Feed,
+    Fetcher,
+    Loader,
+    MicroBatch,
+    Request,
+    choose_fetch,
+    map_tensors,
+    weigh,
+)
+from phalanx.engine.order import ids_at, keys_of
+from phalanx.recipe import Options, Recipe
+
+Pair = namedtuple("Pair", "left right")
+IDS, KEYS = np.array([4, 0, 2]), np.array([40, 10, 20])
+
+
+class Batched:
+    def __len__(self):
+        return 10
+
+    def __getitems__(self, ids, keys):
+        return {"id": torch.from_numpy(ids), "key": torch.from_numpy(keys)}
+
+
+class BatchedWithoutKeys:
+    def __getitems__(self, ids):
+        assert all(type(i) is int for i in ids)
+        return [{"id": i, "key": -1} for i in ids]
+
+    def __getitem__(self, index):
+        raise AssertionError("batched fetching is preferred")
+
+
+class SingleWithKey:
+    def __getitem__(self, index, key):
+        return {"id": index, "key": key}
+
+
+class SingleWithOptionalKey:
+    def __getitem__(self, index, key=None):
+        return {"id": index, "key": key}
+
+
+class Single:
+    def __getitem__(self, index):
+        return {"id": index, "key": -1}
+
+
+class Noisy:
+    """Draws from the global generators, as most data sets do."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        draws = [random.random(), np.random.rand(), torch.rand(()).item()]
+        return {"id": index, "draws": torch.tensor(draws, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_keys"),
+    [
+        (Batched, True),
+        (BatchedWithoutKeys, False),
+        (SingleWithKey, True),
+        (SingleWithOptionalKey, True),
+        (Single, False),
+    ],
+)
+def test_each_kind_of_data_set_is_asked_its_own_way(kind, has_keys):
+    batch = choose_fetch(kind())(IDS, KEYS)
+    assert batch["id"].tolist() == [4, 0, 2]
+    assert batch["key"].tolist() == ([40, 10, 20] if has_keys else [-1, -1, -1])
+
+
+def test_torchs_own_data_sets_are_understood():
+    data = TensorDataset(torch.arange(10) * 2, torch.arange(10) * 3)
+    first, second = choose_fetch(data)(IDS, KEYS)
+    assert (first.tolist(), second.tolist()) == ([8, 0, 4], [12, 0, 6])
+    first, _ = choose_fetch(Subset(data, [9, 8, 7, 6, 5]))(IDS, KEYS)
+    assert first.tolist() == [10, 18, 14]
+    assert choose_fetch(list(range(100, 110)))(IDS, KEYS).tolist() == [104, 100, 102]
+
+
+def test_tensors_are_mapped_in_any_nesting():
+    tree = {
+        "a": [torch.ones(1), (torch.ones(1), "text")],
+        "b": Pair(torch.ones(1), {"c": torch.ones(1)}),
+        "d": None,
+        "e": 3,
+        "f": OrderedDict(g=torch.ones(1)),
+    }
+    mapped = map_tensors(tree, lambda tensor: tensor * 5)
+    assert mapped["a"][0].item() == 5
+    assert isinstance(mapped["a"][1], tuple)
+    assert mapped["a"][1][0].item() == 5
+    assert mapped["a"][1][1] == "text"
+    assert isinstance(mapped["b"], Pair)
+    assert mapped["b"].left.item() == 5
+    assert mapped["b"].right["c"].item() == 5
+    assert (mapped["d"], mapped["e"]) == (None, 3)
+    assert mapped["f"]["g"].item() == 5
+    assert tree["a"][0].item() == 1
+
+
+def test_a_micro_batch_stays_one_when_its_tensors_are_mapped():
+    micro = MicroBatch(3, {"x": torch.ones(2)}, torch.ones(2), {"fit": 2.0})
+    mapped = map_tensors(micro, lambda t: t.double())
+    assert isinstance(mapped, MicroBatch)
+    assert (mapped.slot, mapped.weights) == (3, {"fit": 2.0})
+    assert mapped.batch["x"].dtype == mapped.keys.dtype == torch.float64
+
+
+def make_fetcher(data, *, is_shuffled=True, recipe=None):
+    return Fetcher(recipe or Recipe(Options()), data, seed=5, is_shuffled=is_shuffled)
+
+
+def test_a_fetched_slot_has_the_ids_and_keys_of_its_positions():
+    micro = make_fetcher(Batched())[Request(3, Slot(1, 4, 9), True)]
+    ids = ids_at(5, 3, 4, 9, 10)
+    assert micro.slot == 1
+    assert micro.batch["id"].tolist() == ids.tolist()
+    assert micro.keys.tolist() == micro.batch["key"].tolist() == keys_of(5, 3, ids).tolist()
+    assert micro.weights == {ANY_TERM: 5.0}
+
+
+def test_evaluation_keeps_the_order_and_weighs_nothing():
+    micro = make_fetcher(Batched(), is_shuffled=False)[Request(0, Slot(0, 2, 6), False)]
+    assert micro.batch["id"].tolist() == [2, 3, 4, 5]
+    assert micro.weights is None
+
+
+def test_global_generators_give_the_same_whoever_fetches_in_whatever_order():
+    requests = [Request(1, Slot(i, 5 * i, 5 * i + 5), True) for i in range(4)]
+    straight = {r: make_fetcher(Noisy())[r] for r in requests}
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    fetcher = make_fetcher(Noisy())
+    for request in reversed(requests):
+        torch.rand(7)
+        again = fetcher[request]
+        assert torch.equal(again.batch["draws"], straight[request].batch["draws"])
+    draws = torch.cat([micro.batch["draws"].flatten() for micro in straight.values()])
+    assert len(draws.unique()) == draws.numel() == 60
+
+
+def test_global_generators_differ_between_epochs():
+    slot = Slot(0, 0, 5)
+    first, second = (make_fetcher(Noisy())[Request(e, slot, True)] for e in (0, 1))
+    assert not torch.equal(first.batch["draws"], second.batch["draws"])
+
+
+def test_loader_processes_give_what_the_training_process_would():
+    requests = [Request(e, Slot(i, 5 * i, 5 * i + 5), True) for e in (0, 1) for i in range(4)]
+    settings = {"prefetch": 2, "pin": False}
+    here = list(Loader(make_fetcher(Noisy()), requests, workers=0, **settings))
+    there = list(Loader(make_fetcher(Noisy()), iter(requests), workers=2, **settings))
+    assert len(here) == len(there) == 8
+    for one, other in zip(here, there, strict=True):
+        assert isinstance(other, MicroBatch)
+        assert one.slot == other.slot
+        assert one.weights == other.weights
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.batch["id"], other.batch["id"])
+        assert torch.equal(one.batch["draws"], other.batch["draws"])
+
+
+def test_a_loader_can_be_iterated_again():
+    requests = [Request(0, Slot(i, 5 * i, 5 * i + 5), False) for i in range(4)]
+    loader = Loader(make_fetcher(Noisy()), requests, workers=0, prefetch=2, pin=False)
+    assert [m.slot for m in loader] == [m.slot for m in loader] == [0, 1, 2, 3]
+
+
+class Weighing(Recipe):
+    def __init__(self, answer):
+        super().__init__(Options())
+        self._answer = answer
+
+    def weight(self, batch):
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "weights"),
+    [
+        (3, {ANY_TERM: 3.0}),
+        (torch.tensor(2.5), {ANY_TERM: 2.5}),
+        ({"a": 1, "b": torch.tensor(2)}, {"a": 1.0, "b": 2.0}),
+        (None, None),
+    ],
+)
+def test_weights_are_numbers_by_term(answer, weights):
+    assert weigh(Weighing(answer), {}) == weights
+
+
+class FeedParts:
+    """A feed of one rank that writes down when it fetches."""
+
+    def __init__(self, *, steps=4, terms=("a", "b"), wishes=None):
+        self.plan = BatchPlan(num_samples=20, global_batch_size=5, micro_batch_size=2)
+        self.fetched = []
+        self.reduced = []
+        shares = [self.plan.share_of(step, 0, 1) for step in range(steps)]
+        self.feed = Feed(
+            shares,
+            self._load(shares),
+            terms=list(terms) if terms is not None else None,
+            device=torch.device("cpu"),
+            reduce=self._reduce,
+            wishes=wishes or (lambda share: (False, False)),
+        )
+
+    def _load(self, shares):
+        for share in shares:
+            for slot in share.slots:
+                self.fetched.append((share.step, slot.index))
+                size = float(slot.stop - slot.start)
+                keys = torch.arange(slot.start, slot.stop)
+                yield MicroBatch(slot.index, {"x": keys}, keys, {"a": size, "b": 10 * size})
+
+    def _reduce(self, figures):
+        self.reduced.append(figures)
+
+
+def test_a_feed_is_one_step_ahead_and_no_more():
+    parts = FeedParts()
+    steps = iter(parts.feed)
+    assert parts.fetched == []
+    assert next(steps).share.step == 0
+    assert parts.fetched[-1] == (1, 2)
+    assert len(parts.reduced) == 2
+    assert next(steps).share.step == 1
+    assert parts.fetched[-1] == (2, 2)
+    assert [s.share.step for s in steps] == [2, 3]
+
+
+def test_weights_of_a_step_are_summed_over_its_slots():
+    for step in FeedParts().feed:
+        assert [m.slot for m in step.micro_batches] == [0, 1, 2]
+        assert step.weights == {"a": 5.0, "b": 50.0}
+
+
+def test_weights_that_depend_on_predictions_are_not_known_ahead():
+    assert [step.weights for step in FeedParts(terms=None).feed] == [None] * 4
+
+
+def test_wishes_arrive_with_the_step_they_were_made_for():
+    wishes = {1: (False, True), 2: (True, False)}
+    feed = FeedParts(wishes=lambda share: wishes.get(share.step, (False, False))).feed
+    assert [(s.must_stop, s.must_save) for s in feed] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
+
+
+def test_a_feed_waits_for_the_reduction_before_it_reads_it():
+    parts = FeedParts(steps=2)
+
+    class Doubling:
+        def __init__(self, figures):
+            self.figures = figures
+
+        def wait(self):
+            self.figures.mul_(2)
+
+    parts.feed._reduce = Doubling
+    assert [step.weights for step in parts.feed] == [{"a": 10.0, "b": 100.0}] * 2
+
+
+def test_a_feed_without_steps_is_empty():
+    assert list(FeedParts(steps=0).feed) == []
