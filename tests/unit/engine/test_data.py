@@ -6,7 +6,6 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from phalanx.plan.batch import BatchPlan, Slot
 from torch.utils.data import Subset, TensorDataset
 
 from phalanx.engine.data import (
@@ -21,6 +20,7 @@ from phalanx.engine.data import (
     weigh,
 )
 from phalanx.engine.order import ids_at, keys_of
+from phalanx.planner.batch import BatchPlan, Slot
 from phalanx.recipe import Options, Recipe
 
 Pair = namedtuple("Pair", "left right")
@@ -45,7 +45,7 @@ class BatchedWithoutKeys:
 
 
 class SingleWithKey:
-    def __getitem__(self, index, key):
+    def __getitem__(self, index, key):  # noqa: PLE0302 what a recipe may offer
         return {"id": index, "key": key}
 
 

@@ -1,0 +1,9 @@
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs: a CUDA GPU")

@@ -1,0 +1,138 @@
+"""Evaluation on one rank: every sample once, exact sums, the model left as it was."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from phalanx.engine.evaluate import Evaluator
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.planner.plan import Decision
+from phalanx.recipe import Options, Recipe
+
+CPU = torch.device("cpu")
+
+
+class Numbers:
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitems__(self, ids, keys):
+        return {"id": torch.from_numpy(ids), "x": torch.from_numpy(ids.astype(np.float32))}
+
+
+class Counting(Recipe):
+    def __init__(self):
+        super().__init__(Options())
+        self.sizes = []
+        self.dtypes = set()
+        self.was_training = []
+        self.had_gradients = []
+
+    def evaluate(self, model, batch):
+        self.sizes.append(len(batch["id"]))
+        self.dtypes.add(batch["x"].dtype)
+        self.was_training.append(model.training)
+        self.had_gradients.append(model(batch["x"][:, None]).requires_grad)
+        return {"ids": batch["id"].sum(), "samples": len(batch["id"]), "tiny": torch.tensor(0.1)}
+
+    def metrics(self, sums):
+        return {"mean": sums["ids"] / sums["samples"], "count": sums["samples"], **sums}
+
+
+def make(size, batch_size, *, precision="fp32", recipe=None, workers=0):
+    plan = SimpleNamespace(
+        evaluate_batch_size=Decision(batch_size, ""),
+        workers=Decision(workers, ""),
+        pin_memory=Decision(False, ""),
+    )
+    recipe = recipe or Counting()
+    evaluator = Evaluator(
+        recipe,
+        Numbers(size),
+        plan=plan,
+        process=Process(0, 1, CPU, "none"),
+        precision=Precision(precision, CPU),
+        prefetch=2,
+        seed=0,
+    )
+    return recipe, evaluator
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(7, 2), (13, 5), (1, 8), (360, 32), (29, 29)])
+def test_every_sample_counts_once(size, batch_size):
+    recipe, evaluator = make(size, batch_size)
+    evaluation = evaluator.run(nn.Linear(1, 1))
+    assert evaluation.samples == size
+    assert evaluation.metrics["count"] == size
+    assert evaluation.metrics["ids"] == size * (size - 1) / 2
+    assert sum(recipe.sizes) == size
+    assert max(recipe.sizes) <= batch_size
+
+
+def test_sums_are_added_in_double():
+    # In float32 a thousand times 0.1 is 99.999; the value itself is float32's 0.1.
+    _, evaluator = make(1000, 1)
+    tiny = float(np.float32(0.1))
+    assert evaluator.run(nn.Linear(1, 1)).metrics["tiny"] == pytest.approx(1000 * tiny, abs=1e-9)
+
+
+def test_metrics_are_plain_numbers():
+    _, evaluator = make(7, 2)
+    assert {type(v) for v in evaluator.run(nn.Linear(1, 1)).metrics.values()} == {float}
+
+
+def test_it_can_be_run_again_with_the_same_result():
+    _, evaluator = make(7, 2)
+    model = nn.Linear(1, 1)
+    assert evaluator.run(model).metrics == evaluator.run(model).metrics
+
+
+def test_the_model_evaluates_without_gradients_and_dropout():
+    recipe, evaluator = make(7, 2)
+    evaluator.run(nn.Linear(1, 1).train())
+    assert not any(recipe.was_training)
+    assert not any(recipe.had_gradients)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_model_is_left_as_it_was_found(is_training):
+    _, evaluator = make(7, 2)
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).train(is_training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    evaluator.run(model)
+    assert model.training is is_training
+    assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
+
+
+def test_a_part_of_the_model_that_was_frozen_in_eval_stays_so():
+    # A frozen backbone whose BatchNorm must not move.
+    _, evaluator = make(7, 2)
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).train()
+    model[1].eval()
+    evaluator.run(model)
+    assert [module.training for module in model] == [True, False]
+
+
+def test_the_model_is_left_as_it_was_found_after_an_error():
+    class Failing(Counting):
+        def evaluate(self, model, batch):
+            raise RuntimeError("own words")
+
+    _, evaluator = make(7, 2, recipe=Failing())
+    model = nn.Linear(1, 1).train()
+    with pytest.raises(RuntimeError, match="own words"):
+        evaluator.run(model)
+    assert model.training
+
+
+def test_inputs_are_fp64_under_fp64():
+    recipe, evaluator = make(7, 2, precision="fp64")
+    evaluator.run(nn.Linear(1, 1).double())
+    assert recipe.dtypes == {torch.float64}
