@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError  # what torch.load raises when it refuses a file
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.precision import Precision
 from phalanx.errors import Finding, UserError
-from phalanx.run.checkpoints import SavedCheckpoint, new_checkpoint
+from phalanx.run.checkpoints import STATE_FILE, SavedCheckpoint, new_checkpoint
 from phalanx.run.directory import write_atomic
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "state.json"
 
 
 def save_checkpoint(
@@ -65,17 +64,26 @@ def load_checkpoint(
 def save_weights(model: nn.Module, path: Path) -> dict[str, str]:
     """Write the model's weights; returns the names that share memory with another name, since
     safetensors stores a tensor once."""
-    tensors: dict[str, torch.Tensor] = {}
+    aliases = _aliases(model)
+    tensors = {
+        name: tensor.detach().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in aliases
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    return aliases
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Names of the state that share their memory with an earlier name."""
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in model.state_dict().items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in seen:
             aliases[name] = seen[place]
-            continue
-        seen[place] = name
-        tensors[name] = tensor.detach().contiguous()
-    save_file(tensors, path, metadata={"format": "pt"})
+        else:
+            seen[place] = name
     return aliases
 
 
@@ -121,37 +129,41 @@ def _load_optimizer(
 def load_initial_weights(model: nn.Module, source: Path) -> None:
     """Start from a run, a checkpoint, a .safetensors or a .pt file: weights only."""
     path = _weights_file(source)
-    aliases: dict[str, str] = {}
     try:
         if path.suffix == ".safetensors":
             weights = load_file(path)
-            state_file = path.parent / STATE_FILE
-            if state_file.is_file():
-                aliases = json.loads(state_file.read_text(encoding="utf-8"))["aliases"]
         else:
             weights = torch.load(path, map_location="cpu", weights_only=True)
-            weights = weights.get("state_dict", weights.get("model", weights))
-        for alias, name in aliases.items():
-            weights[alias] = weights[name]
+            weights = dict(weights.get("state_dict", weights.get("model", weights)))
+        for alias, name in _aliases(model).items():
+            # Tied weights may be stored once, under either name.
+            if alias not in weights and name in weights:
+                weights[alias] = weights[name]
+            elif name not in weights and alias in weights:
+                weights[name] = weights[alias]
         model.load_state_dict(weights)
-    except (OSError, RuntimeError, ValueError, AttributeError, SafetensorError) as error:
-        raise UserError(
-            Finding(
-                slug="init-weights",
-                what=f"the weights in `{path}` do not load into this model",
-                why=str(error).replace("\n", " ")[:600],
-                fix="init_from: a checkpoint of the same recipe and options",
-            )
-        ) from error
-    except Exception as error:  # pickle's UnpicklingError: a file with more than weights in it
+    except UnpicklingError as error:
         raise UserError(
             Finding(
                 slug="init-unsafe",
                 what=f"`{path}` holds more than weights and is not opened",
-                why=f"{type(error).__name__}: {str(error).splitlines()[0][:300]}",
+                why=_first_line(error),
                 fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
             )
         ) from error
+    except Exception as error:
+        raise UserError(
+            Finding(
+                slug="init-weights",
+                what=f"the weights in `{path}` do not load into this model",
+                why=_first_line(error),
+                fix="init_from: a checkpoint of the same recipe and options",
+            )
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
 
 
 def _weights_file(source: Path) -> Path:

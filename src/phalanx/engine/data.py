@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from phalanx.engine.order import WORKER, Ids, ids_at, keys_of
+from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
@@ -65,18 +66,21 @@ class Fetcher(Dataset[MicroBatch]):
         else:
             ids = np.arange(slot.start, slot.stop, dtype=np.int64)
         keys = keys_of(self._seed, epoch, ids)
-        self._seed_globals(epoch, slot)
+        seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
         batch = self._fetch(ids, keys)
         weights = weigh(self._recipe, batch) if is_training else None
         return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights)
 
-    def _seed_globals(self, epoch: int, slot: Slot) -> None:
-        # A data set that draws from the global generators instead of its keys is thereby tied to
-        # the micro-batch and not to the process that happens to fetch it.
-        seed = make_key(self._seed, WORKER, epoch, slot.start) & 0xFFFFFFFF
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
+
+def seed_globals(key: int) -> None:
+    """Seed every global generator before a fetch.
+
+    A data set that draws from them instead of from its keys is thereby tied to the micro-batch,
+    and not to the process that happens to fetch it."""
+    seed = key & 0xFFFFFFFF
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
@@ -245,7 +249,19 @@ class Feed:
         return share, [move(m, self._device) for m in micro_batches], figures, pending
 
     def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
-        return [
-            sum(m.weights[term] for m in micro_batches if m.weights is not None)
-            for term in self._terms or ()
-        ]
+        if self._terms is None:
+            return []
+        for micro_batch in micro_batches:
+            names = sorted(micro_batch.weights or ())
+            if names != self._terms:
+                raise UserError(_terms_changed(self._terms, names))
+        return [sum(m.weights[term] for m in micro_batches if m.weights) for term in self._terms]
+
+
+def _terms_changed(before: list[str], now: list[str]) -> Finding:
+    return Finding(
+        slug="weights-changed",
+        what="weight() names other terms than it did for the first micro-batch",
+        why=f"first {', '.join(before)}; now {', '.join(now) or 'none'}",
+        fix="return every term from weight(batch), with weight 0 where it does not apply",
+    )

@@ -59,12 +59,14 @@ class Evaluator:
     def run(self, model: nn.Module) -> Evaluation:
         """Evaluate; the model is left as it was found."""
         started = time.perf_counter()
-        was_training = model.training
+        # Module by module: a recipe may keep a frozen part in evaluation mode.
+        training = [module for module in model.modules() if module.training]
         model.eval()
         try:
             sums = self._local_sums(model)
         finally:
-            model.train(was_training)
+            for module in training:
+                module.training = True
         total, samples = self._reduce(sums)
         metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
         return Evaluation(metrics, samples, time.perf_counter() - started)

@@ -21,7 +21,7 @@ import torch
 
 from phalanx.engine.data import StepInput
 from phalanx.engine.evaluate import Evaluation, Evaluator
-from phalanx.engine.step import StepResult, TrainStep, weight_of
+from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.telemetry import SpeedMeter, memory_bytes
 from phalanx.errors import Finding
@@ -71,7 +71,6 @@ class Loop:
         batch, total = self.plan.batch, self.plan.total_steps.value
         self._saved_step = self.counters.step
         meter = SpeedMeter(batch.consumed_after(self.counters.step))
-        self.strategy.model.train()
         for step in feed:
             if step.must_save:
                 with meter.paused():
@@ -134,9 +133,9 @@ class Loop:
         if result.weights is None:
             assert result.late_weight is not None
             late = float(result.late_weight)
-            return {name: value / late for name, value in zip(names, values, strict=True)}
+            return {name: divide(value, late) for name, value in zip(names, values, strict=True)}
         return {
-            name: value / weight_of(result.weights, name)
+            name: divide(value, weight_of(result.weights, name))
             for name, value in zip(names, values, strict=True)
         }
 

@@ -103,7 +103,7 @@ class TrainStep:
                 )
                 parts.append(term.sum)
             else:
-                parts.append(term.sum / weight_of(result.weights, name))
+                parts.append(divide(term.sum, weight_of(result.weights, name)))
         if result.weights is None and len(parts) != 1:
             raise UserError(_late_weight_finding(list(terms)))
         return sum(parts[1:], parts[0]) * self._strategy.gradient_scale
@@ -113,9 +113,10 @@ class TrainStep:
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         if result.late_weight is not None or result.weights is None:
             total = self._late_weight(result)
+            divisor = torch.where(total == 0, 1.0, total)  # nothing to learn from: gradients are 0
             for parameter in parameters:
                 assert parameter.grad is not None
-                parameter.grad.div_(total)
+                parameter.grad.div_(divisor)
         if self._clip_norm is not None:
             scaler.unscale_(optimizer)
             result.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
@@ -129,6 +130,11 @@ class TrainStep:
             weight = torch.zeros((), device=self._device)
         result.late_weight = self._strategy.process.sum_(weight.double())
         return result.late_weight
+
+
+def divide(total: Any, weight: float) -> Any:
+    """A sum by its weight; a term without any weight in the global batch is nothing, not 0/0."""
+    return total / weight if weight else total * 0.0
 
 
 def weight_of(weights: Mapping[str, float], term: str) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from phalanx.engine.data import choose_fetch
+from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
@@ -82,8 +82,9 @@ def _model_without_memory(recipe: Recipe) -> nn.Module:
     try:
         with torch.device("meta"):
             return recipe.model()
-    except (RuntimeError, NotImplementedError):
-        # A model that computes with its weights while it is built needs real ones.
+    except Exception:
+        # A model that computes with its weights while it is built needs real ones. If that was not
+        # the reason, building it for real raises the same error again.
         return recipe.model()
 
 
@@ -93,10 +94,11 @@ def _hash_samples(digest: Any, data: Any) -> None:
     if size == 0:
         return
     ids = np.unique(np.linspace(0, size - 1, _PROBED).astype(np.int64))
+    seed_globals(0)
     batch = choose_fetch(data)(ids, np.zeros(len(ids), np.int64))
     for leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor):
-            digest.update(leaf.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+            digest.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:
             digest.update(repr(leaf).encode())
 

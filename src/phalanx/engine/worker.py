@@ -29,6 +29,7 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
+from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.keys import make_key
@@ -162,7 +163,6 @@ class Worker:
         def run_backward(micro_batch: MicroBatch) -> None:
             terms[:] = train_step.discard(micro_batch)
 
-        strategy.model.train()
         for finding in strategy.settle(probe, run_backward):
             if self.process.is_first:
                 self.events.write("finding", finding=finding.to_json())
@@ -215,8 +215,11 @@ class Worker:
         begun = saved_at = time.monotonic()
         last_step = None
         if limit is not None and limit.unit != "minutes":
-            per = self.plan.steps_per_epoch.value if limit.unit == "epochs" else 1
-            last_step = start + round(limit.count * per)
+            last_step = start + in_steps(
+                limit,
+                total_steps=self.plan.total_steps.value,
+                steps_per_epoch=self.plan.steps_per_epoch.value,
+            )
 
         def wishes(share: StepShare) -> tuple[bool, bool]:
             nonlocal saved_at
@@ -273,7 +276,9 @@ class Worker:
                 "identity": self.plan.identity,
             },
         )
-        publish(folder, counters.step, is_best=is_best, keep=self.job.checkpoint.keep)
+        problem = publish(folder, counters.step, is_best=is_best, keep=self.job.checkpoint.keep)
+        if problem is not None:
+            self.events.write("finding", finding=problem.to_json())
         relative = path.relative_to(self.run.path).as_posix()
         return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
 

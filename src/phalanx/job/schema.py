@@ -118,7 +118,7 @@ class Schedule(_Strict):
     warmup: Literal["auto"] | Every = "auto"
     """Linear rise from 0: `auto`, `500 steps`, `5 epochs` or `5%`."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """The rate at the last step as a fraction of the peak rate."""
+    """What the rate falls towards, as a fraction of the peak rate."""
 
 
 class Evaluate(_Strict):

@@ -6,6 +6,7 @@ nothing of training: it starts `python -m phalanx.engine RUN_DIR` N times and sa
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -110,9 +111,11 @@ def _make_agent(run_path: Path, *, ranks: int) -> Any:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    return LocalElasticAgent(
-        spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=10, shutdown_timeout=_SHUTDOWN_S
-    )
+    settings: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), "exit_barrier_timeout": 10}
+    # torch 2.13 takes it as an argument, 2.11 has a fixed 30 s.
+    if "shutdown_timeout" in inspect.signature(LocalElasticAgent.__init__).parameters:
+        settings["shutdown_timeout"] = _SHUTDOWN_S
+    return LocalElasticAgent(spec, **settings)
 
 
 def _loopback_rendezvous(run_id: str) -> Any:

@@ -97,7 +97,7 @@ def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
         )
         write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
     with lock_run(run):
-        job = prepared.job.model_dump(mode="json", exclude_none=True)
+        job = prepared.job.model_dump(mode="json")
         write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
         write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
         run.write_plan(prepared.plan.to_json())

@@ -79,7 +79,7 @@ class Supervisor:
         attempt = first
         while True:
             ranks = self._plan.ranks.value
-            events.write("attempt", attempt=attempt, ranks=ranks, revision=self._plan.revision)
+            events.write("attempt", ranks=ranks, revision=self._plan.revision)
             self._group = RankGroup(
                 self._run.path, ranks=ranks, attempt=attempt, env=self._environment()
             )

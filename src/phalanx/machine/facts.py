@@ -215,13 +215,15 @@ class Machine:
             return "cuda"
         return "mps" if self.torch is not None and self.torch.has_mps else "cpu"
 
-    def precisions(self, gpu: Gpu | None = None) -> frozenset[Precision]:
-        """The precisions proved on this GPU (or, without one, the MPS or CPU), none emulated.
+    def precisions(
+        self, gpu: Gpu | None = None, *, device: str | None = None
+    ) -> frozenset[Precision]:
+        """The precisions proved on this GPU, or on `device` (`cpu`, `mps`), none emulated.
 
         The ranks need `worker_env` for them.
         """
         probes = self.torch.probes if self.torch is not None else ()
-        host = "mps" if self.accelerator == "mps" else "cpu"
+        host = device or ("mps" if self.accelerator == "mps" else "cpu")
         return frozenset(
             probe.precision
             for probe in probes

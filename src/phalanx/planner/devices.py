@@ -30,6 +30,20 @@ class Placement:
 
 def place_ranks(job: Job, machine: Machine) -> Placement:
     """Choose the device and the number of ranks."""
+    placement = _place(job, machine)
+    ranks = placement.ranks.value
+    if job.strategy != "single" or ranks == 1:
+        return placement
+    # Ranks that do not talk would each train alone; a number asked for is refused by job.rules.
+    return Placement(
+        placement.device,
+        Decision(placement.gpus.value[:1], "strategy = single: the first one"),
+        Decision(1, f"strategy = single, although {ranks} could be used"),
+        placement.cards[:1],
+    )
+
+
+def _place(job: Job, machine: Machine) -> Placement:
     asked = job.devices
     none: Decision[list[int]] = Decision([], "no CUDA device is used")
     if asked.cpu is not None:
@@ -94,10 +108,13 @@ def choose_backend(job: Job, placement: Placement, machine: Machine) -> Decision
 
 def choose_strategy(job: Job, ranks: int) -> Decision[str]:
     """How the ranks share the work."""
+    if ranks == 1:
+        asked = (
+            f" (strategy = {job.strategy} has nothing to share)" if job.strategy == "ddp" else ""
+        )
+        return Decision("single", f"one rank{asked}")
     if job.strategy != "auto":
         return Decision(job.strategy, f"strategy = {job.strategy}")
-    if ranks == 1:
-        return Decision("single", "one rank")
     return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 
 
@@ -119,7 +136,7 @@ def choose_precision(
         if capability >= _AMPERE:
             return Decision("bf16", f"{text}, 8.0 or higher: bf16 tensor cores"), []
         return Decision("fp16", f"{text}, below 8.0: no bf16, fp16 with loss scaling"), []
-    if device == "mps" and "bf16" in machine.precisions():
+    if device == "mps" and "bf16" in machine.precisions(device="mps"):
         return Decision("bf16", "MPS computes bf16 here (tried with a small matrix product)"), []
     return Decision("fp32", f"the default on {device}"), []
 
@@ -130,9 +147,9 @@ def _unsupported(precision: str, device: str, gpu: Gpu | None, machine: Machine)
         major, minor = gpu.compute_capability
         if precision in ("bf16", "tf32") and gpu.compute_capability < _AMPERE:
             why = f"{gpu.name} has compute capability {major}.{minor}; {precision} needs 8.0"
-    elif device == "cpu" and precision in ("bf16", "fp16"):
-        if machine.torch is not None and precision not in machine.precisions():
-            why = f"a small {precision} matrix product failed on this CPU (`phalanx check`)"
+    elif device in ("cpu", "mps") and precision in ("bf16", "fp16"):
+        if machine.torch is not None and precision not in machine.precisions(device=device):
+            why = f"a small {precision} matrix product failed on {device} (`phalanx check`)"
     elif device == "cpu" and precision == "tf32":
         why = "TF32 is a mode of NVIDIA GPUs"
     elif device == "mps" and precision in ("fp64", "tf32"):

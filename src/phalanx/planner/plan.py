@@ -91,6 +91,8 @@ class Plan:
     """Environment variables the ranks get."""
     resume_from: str | None = None
     """Checkpoint of another run to continue from, when this run has none of its own."""
+    stated_batch: dict[str, int | None]
+    """How the job that began the run stated its batch; the global batch itself is frozen."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -118,7 +120,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Plan:
-        plain = {"schema_version", "revision", "worker_env", "resume_from", "identity"}
+        plain = {
+            "schema_version",
+            "revision",
+            "worker_env",
+            "resume_from",
+            "stated_batch",
+            "identity",
+        }
         known = {field.name for field in fields(cls)}
         if record.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"plan format {record.get('schema_version')}, known: {SCHEMA_VERSION}")

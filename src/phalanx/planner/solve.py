@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
 from typing import Any, NamedTuple
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Interval, Job
 from phalanx.machine import Machine
 from phalanx.planner import devices
-from phalanx.planner.batch import BatchPlan, deal
+from phalanx.planner.batch import BatchPlan
+from phalanx.planner.batch_size import (
+    BATCH_KEYS,
+    batch_findings,
+    choose_batch,
+    expected_speedup,
+    ignored_batch,
+    keep_micro_batch,
+)
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
-
-
-@dataclass(frozen=True)
-class BatchChoice:
-    """The three sizes of a batch."""
-
-    global_batch_size: Decision[int]
-    micro_batch_size: Decision[int]
-    accumulation: Decision[int]
-
-
-def choose_batch(job: Job, ranks: int, frozen: int | None = None) -> BatchChoice:
-    """Global batch, micro-batch and accumulation on a number of ranks.
-
-    `frozen` is the global batch of a run that continues: it never changes again."""
-    accumulation = job.gradient_accumulation or 1
-    if frozen is not None:
-        total = Decision(frozen, "kept from the run: a global batch never changes")
-    elif job.batch_per_gpu is not None:
-        value = job.batch_per_gpu * accumulation * ranks
-        text = (
-            f"{job.batch_per_gpu} per GPU x {accumulation} accumulation x {ranks} ranks = {value}"
-        )
-        total = Decision(value, f"{text}; fixed from here on")
-    else:
-        assert job.global_batch_size is not None
-        total = Decision(job.global_batch_size, f"global_batch_size = {job.global_batch_size}")
-    micro = _choose_micro(job, total.value, ranks)
-    slots = ceil(total.value / micro.value)
-    counts = [last - first for first, last in (deal(slots, rank, ranks) for rank in range(ranks))]
-    if total.value % (micro.value * ranks) == 0:
-        deal_text = (
-            f"{total.value} = {micro.value} micro x {counts[0]} accumulation x {ranks} ranks"
-        )
-    else:
-        dealt = ", ".join(str(count) for count in counts[:8]) + (", ..." if ranks > 8 else "")
-        deal_text = (
-            f"{total.value} samples in {slots} micro-batches of at most {micro.value}, "
-            f"dealt to the ranks as {dealt}"
-        )
-    return BatchChoice(total, micro, Decision(max(counts), deal_text))
-
-
-def _choose_micro(job: Job, total: int, ranks: int) -> Decision[int]:
-    if job.micro_batch_size is not None:
-        value = min(job.micro_batch_size, total)
-        return Decision(value, f"micro_batch_size = {job.micro_batch_size}")
-    if job.batch_per_gpu is not None:
-        return Decision(min(job.batch_per_gpu, total), f"batch_per_gpu = {job.batch_per_gpu}")
-    accumulation = job.gradient_accumulation or 1
-    value = ceil(total / (ranks * accumulation))
-    text = f"{total} / {ranks} ranks" + (f" / {accumulation}" if accumulation > 1 else "")
-    return Decision(value, f"{text}, rounded up")
 
 
 def solve_plan(
@@ -78,6 +31,9 @@ def solve_plan(
     precision, findings = devices.choose_precision(job, placement, machine)
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
+    if previous is not None:
+        sizes, changes = keep_micro_batch(sizes, previous, ranks)
+        findings += changes + ignored_batch(job, previous)
     batch = BatchPlan(
         trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
     )
@@ -88,7 +44,7 @@ def solve_plan(
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    findings += _batch_findings(job, batch, ranks, trace)
+    findings += batch_findings(batch, ranks, trace)
     evaluate_batch = job.evaluate.batch_size
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
@@ -128,22 +84,14 @@ def solve_plan(
         speedup=expected_speedup(batch, ranks),
         parameters=Decision(trace.parameters, f"{trace.trainable_parameters} of them learn"),
         worker_env=_worker_env(machine, determinism.value, device),
+        stated_batch=(
+            previous.stated_batch
+            if previous is not None
+            else {key: getattr(job, key) for key in BATCH_KEYS}
+        ),
         identity=_identity(job, trace, batch, precision.value),
     )
     return plan, findings
-
-
-def expected_speedup(batch: BatchPlan, ranks: int) -> Decision[float]:
-    """What the deal of micro-batches allows over one rank; communication comes on top."""
-    if ranks == 1:
-        return Decision(1.0, "one rank")
-    busiest = deal(batch.num_slots, 0, ranks)[1]
-    value = batch.num_slots / busiest
-    return Decision(
-        round(value, 2),
-        f"at most: the busiest rank runs {busiest} of {batch.num_slots} micro-batches; "
-        "communication is not counted",
-    )
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
@@ -211,39 +159,6 @@ def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[
         "schedule": job.schedule.model_dump(),
         "precision": precision,
     }
-
-
-def _batch_findings(job: Job, batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
-    findings = []
-    if batch.num_slots < ranks:
-        findings.append(
-            Finding(
-                slug="idle-ranks",
-                what=f"{ranks - batch.num_slots} of {ranks} ranks have nothing to do",
-                why=f"a global batch of {batch.global_batch_size} in micro-batches of "
-                f"{batch.micro_batch_size} gives {batch.num_slots}",
-                fix=f"--batch-size {ranks * batch.micro_batch_size}",
-                severity="warning",
-            )
-        )
-    rest = batch.num_samples % batch.global_batch_size
-    if trace.has_batchnorm and (rest == 1 or batch.micro_batch_size == 1):
-        where = (
-            f"the last step of an epoch holds 1 sample ({batch.num_samples} samples, "
-            f"batch {batch.global_batch_size})"
-            if rest == 1
-            else "micro-batches hold 1 sample"
-        )
-        findings.append(
-            Finding(
-                slug="batchnorm-of-one",
-                what=f"{where}, and the model has BatchNorm",
-                why="BatchNorm takes its statistics over the samples of a micro-batch",
-                fix=f"--batch-size {batch.global_batch_size + 1}, or GroupNorm in the model",
-                severity="warning",
-            )
-        )
-    return findings
 
 
 class RanksRow(NamedTuple):

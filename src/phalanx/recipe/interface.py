@@ -61,11 +61,11 @@ class Recipe:
 
     def model(self) -> nn.Module:
         """Build the model with fresh weights, on the default device."""
-        raise NotImplementedError
+        raise self._not_written("model")
 
     def data(self, split: Split) -> Data:
         """Open the data of a split: `train`, or `test` for evaluation."""
-        raise NotImplementedError
+        raise self._not_written("data")
 
     def weight(self, batch: Batch) -> float | Mapping[str, float] | None:
         """What the loss of this micro-batch is divided by, before any forward: samples, tokens.
@@ -78,15 +78,15 @@ class Recipe:
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         """Named terms, each a sum over the micro-batch and its weight. The loss is the sum of
         term sums divided by term weights over the whole global batch."""
-        raise NotImplementedError
+        raise self._not_written("loss")
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
         """Sums over the micro-batch that `metrics` turns into figures."""
-        raise NotImplementedError
+        raise self._not_written("evaluate")
 
     def metrics(self, sums: Mapping[str, float]) -> Mapping[str, float]:
         """Figures from the sums over the whole test split."""
-        raise NotImplementedError
+        raise self._not_written("metrics")
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
         """Optimizer groups as torch takes them, plus `lr_scale`; None: one group of everything."""
@@ -103,6 +103,9 @@ class Recipe:
     def check(self) -> list[Finding]:
         """Problems to report before anything starts, such as a data folder that is not there."""
         return []
+
+    def _not_written(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__}.{method} is not written")
 
 
 def count_samples(batch: Batch) -> int:

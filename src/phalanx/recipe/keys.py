@@ -84,7 +84,8 @@ def uniform(keys: Keys, *shape: int, low: float = 0.0, high: float = 1.0) -> Key
     """Float32 numbers in [low, high), shaped `(len(keys), *shape)`."""
     # 24 bits fill a float32 mantissa: the conversion is exact on every device.
     unit = _float32(_logical_shift(bits(keys, *shape), 40)) * 2.0**-24
-    return unit * (high - low) + low
+    # Rounding to float32 could reach `high` itself.
+    return (unit * (high - low) + low).clip(max=float(np.nextafter(np.float32(high), -np.inf)))
 
 
 def integers(keys: Keys, *shape: int, low: int = 0, high: int) -> Keys:

@@ -47,11 +47,32 @@ def absolute_spec(spec: str) -> str:
 def recipe_fingerprint(spec: str) -> str:
     """Hash of the recipe's own source files: what must not change between stop and resume."""
     path = recipe_file(spec)
-    files = sorted(path.parent.glob("*.py")) if spec in builtin_recipes() else [path]
+    files = set(path.parent.glob("*.py")) if spec in builtin_recipes() else _own_files(path)
     digest = hashlib.sha256()
-    for file in files:
+    for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _own_files(path: Path, known: frozenset[Path] = frozenset()) -> set[Path]:
+    """A user's recipe and the modules beside it that it imports, found without running it."""
+    files = {path} | known
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return files
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            beside = path.parent.joinpath(*name.split(".")).with_suffix(".py") if name else path
+            if beside.is_file() and beside not in files:
+                files |= _own_files(beside, frozenset(files))
+    return files
 
 
 def describe_recipe(spec: str) -> str:
@@ -110,7 +131,7 @@ def _import_file(path: Path) -> Any:
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise UserError(
             Finding(
@@ -120,22 +141,41 @@ def _import_file(path: Path) -> Any:
                 fix=f"recipe: {path.stem}.py:MyRecipe",
             )
         )
+    taken = sys.modules.get(path.stem)
+    if taken is not None and getattr(taken, "__file__", None) != spec.origin:
+        raise UserError(
+            Finding(
+                slug="recipe-name",
+                what=f"a recipe file cannot be called `{path.name}`",
+                why=f"`{path.stem}` is a module already: {getattr(taken, '__file__', 'built in')}",
+                fix=f"mv {path} my_{path.name}",
+            )
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # loader workers that unpickle the data set look here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = next((f for f in reversed(frames) if f.filename == str(path)), frames[-1])
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(path.stem, None)
         raise UserError(
             Finding(
                 slug="recipe-import",
                 what=f"importing `{path}` fails: {type(error).__name__}: {error}",
-                why=f"{where.filename}:{where.lineno}: {where.line}",
+                why=_place(error, path.resolve()),
                 fix=f"python {path}",
             )
         ) from error
     return module
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The line of the recipe an error came from, or the last line there is."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve() == path]
+    where = own[-1] if own else frames[-1]
+    return f"{where.filename}:{where.lineno}: {where.line}"
 
 
 def _option_findings(error: ValidationError, options: type[BaseModel]) -> list[Finding]:

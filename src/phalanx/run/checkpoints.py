@@ -27,6 +27,7 @@ from phalanx.errors import Finding
 from phalanx.run.directory import swap_link, sync_folder, write_atomic
 
 SCHEMA_VERSION = 1
+STATE_FILE = "state.json"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 
 
@@ -57,7 +58,11 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
             # good; moving the old aside first keeps the rename atomic on every file system.
             aside = folder / f".{final.name}.{secrets.token_hex(3)}.old"
             final.rename(aside)
-            temporary.rename(final)
+            try:
+                temporary.rename(final)
+            except OSError:
+                aside.rename(final)
+                raise
             shutil.rmtree(aside, ignore_errors=True)
         else:
             temporary.rename(final)
@@ -94,20 +99,25 @@ def verify_checkpoint(path: Path) -> Finding | None:
 
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        files = manifest["files"].items()
+        files = {
+            str(name): (int(facts["bytes"]), str(facts["sha256"]))
+            for name, facts in manifest["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return bad(f"its manifest cannot be read: {error}")
+        return bad(f"its manifest cannot be read: {type(error).__name__}: {error}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         return bad(f"its format is {manifest.get('schema_version')}, known is {SCHEMA_VERSION}")
-    for name, facts in files:
+    if STATE_FILE not in files:
+        return bad(f"its manifest does not name `{STATE_FILE}`")
+    for name, (expected, checksum) in files.items():
         file_path = path / name
         if not file_path.is_file():
             return bad(f"`{name}` is missing")
         size = file_path.stat().st_size
-        if size != facts["bytes"]:
-            return bad(f"`{name}` has {size} bytes, the manifest says {facts['bytes']}")
+        if size != expected:
+            return bad(f"`{name}` has {size} bytes, the manifest says {expected}")
         with file_path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
                 return bad(f"the bytes of `{name}` differ from their checksum")
     return None
 
@@ -125,7 +135,7 @@ def open_checkpoint(path: Path) -> tuple[SavedCheckpoint | None, Finding | None]
     """One checkpoint, verified."""
     if problem := verify_checkpoint(path):
         return None, problem
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     return SavedCheckpoint(path.resolve(), int(state["step"]), state), None
 
 
@@ -141,21 +151,25 @@ def latest_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
     return None, problems
 
 
-def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> None:
+def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> Finding | None:
     """Point `latest` (and `best`) at a saved checkpoint, then remove what is no longer needed.
 
-    The old ones go only after the new one verifies."""
+    The old ones go only after the new one verifies; otherwise nothing changes and the Finding says
+    why. Newer ones are damaged (the run went back behind them): they do not count and go."""
     name = checkpoint_name(step)
-    if verify_checkpoint(folder / name) is not None:
-        return
+    if problem := verify_checkpoint(folder / name):
+        return problem
     swap_link(folder / "latest", name)
     if is_best:
         swap_link(folder / "best", name)
     sync_folder(folder)
     best = (folder / "best").resolve().name
-    for _, path in list_checkpoints(folder)[keep:]:
-        if path.name != best:
+    there = list_checkpoints(folder)
+    kept = [path for number, path in there if number <= step][:keep]
+    for _, path in there:
+        if path not in kept and path.name != best:
             shutil.rmtree(path, ignore_errors=True)
+    return None
 
 
 def folder_bytes(path: Path) -> int:

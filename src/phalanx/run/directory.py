@@ -26,6 +26,8 @@ from typing import Any
 
 from phalanx.errors import Finding, UserError
 
+LATEST = "latest"
+"""Name of the link to the newest run, and of the newest checkpoint's."""
 _MAX_DIFF_BYTES = 4 * 2**20  # a larger diff is data, not a change of code
 
 
@@ -90,6 +92,15 @@ def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDire
     base = (
         name or f"{Path(recipe.rpartition(':')[0] or recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
+    if base == LATEST:
+        raise UserError(
+            Finding(
+                slug="run-name",
+                what=f"a run cannot be called `{LATEST}`",
+                why=f"name = {name}; `{output / LATEST}` is the link to the newest run",
+                fix="--name another_name",
+            )
+        )
     output.mkdir(parents=True, exist_ok=True)
     path = output / base
     try:
@@ -110,14 +121,14 @@ def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDire
     run = RunDirectory(path.resolve())
     for folder in (run.events, run.logs, run.checkpoints):
         folder.mkdir()
-    swap_link(output / "latest", path.name)
+    swap_link(output / LATEST, path.name)
     return run
 
 
 def find_run(reference: str | None, output: Path) -> RunDirectory:
     """The run meant by a path, a name under `output`, or nothing (the newest)."""
     if reference is None:
-        candidates = [output / "latest"]
+        candidates = [output / LATEST]
     else:
         candidates = [Path(reference), output / reference]
     for path in candidates:
@@ -162,7 +173,10 @@ def swap_link(link: Path, target: str) -> None:
     """Point a symbolic link at another name without a moment in which it is missing."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.symlink_to(target)
-    temporary.replace(link)
+    try:
+        temporary.replace(link)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def record_source(command: list[str]) -> dict[str, Any]:

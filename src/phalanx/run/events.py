@@ -13,7 +13,6 @@ SCHEMA_VERSION = 1
 
 KINDS: dict[str, dict[str, str]] = {
     "attempt": {
-        "attempt": "count of starts of the ranks, from 0",
         "ranks": "how many ranks",
         "revision": "plan revision they read",
     },
@@ -159,7 +158,7 @@ def _parse(chunk: bytes) -> Iterator[Event]:
     for line in chunk.splitlines():
         try:
             yield Event.from_line(line.decode())
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue  # half a line of a writer that was killed
 
 

@@ -84,12 +84,19 @@ class CsvSink:
             "train_loss": self._last_loss,
             **event.data["metrics"],
         }
-        is_new = not self._path.exists()
+        header = self._header()
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if is_new:
+            # A run that continues keeps the columns it began with.
+            writer = csv.DictWriter(file, header or list(row), restval="", extrasaction="ignore")
+            if not header:
                 writer.writeheader()
             writer.writerow(row)
+
+    def _header(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
 
     def close(self) -> None:
         return

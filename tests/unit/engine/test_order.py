@@ -62,9 +62,9 @@ def test_all_orders_of_four_samples_happen():
         order = tuple(ids_at(seed, 0, 0, 4, 4))
         seen[order] = seen.get(order, 0) + 1
     assert len(seen) == 24
-    # 200 each on average; a Feistel network is not quite uniform over all n! orders.
-    assert min(seen.values()) > 100
-    assert max(seen.values()) < 330
+    # 100 each on average; a Feistel network is not quite uniform over all n! orders.
+    assert min(seen.values()) > 40
+    assert max(seen.values()) < 180
 
 
 def test_neighbours_do_not_stay_neighbours():

@@ -141,6 +141,11 @@ def test_the_data_fingerprint_changes_with_the_data(make):
     assert trace(spec, width=9).data_fingerprint == first
 
 
+def test_the_data_fingerprint_changes_with_the_size_alone(make):
+    spec = make(sample="{'x': torch.zeros(2)}")
+    assert trace(spec, samples=7).data_fingerprint != trace(spec, samples=8).data_fingerprint
+
+
 def test_options_are_part_of_the_trace(make):
     spec = make()
     assert trace(spec, width=9).options != trace(spec).options

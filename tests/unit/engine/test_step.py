@@ -1,0 +1,142 @@
+"""One optimizer step on one rank: gradients of the global batch, whatever the slots."""
+
+import pytest
+import torch
+from torch import nn
+
+from phalanx.engine.data import MicroBatch, StepInput
+from phalanx.engine.optimize import Schedule
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.step import TrainStep, weight_of
+from phalanx.engine.strategies.single import Single
+from phalanx.errors import UserError
+from phalanx.job.schema import Schedule as ScheduleJob
+from phalanx.planner.batch import StepShare
+from phalanx.recipe import Options, Recipe, Term
+
+CPU = torch.device("cpu")
+X = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+
+
+class Sums(Recipe):
+    """The terms a test asks for; each is weighted by its number of samples."""
+
+    terms = ("fit",)
+
+    def loss(self, model, batch, keys):
+        return {name: Term(model(batch).square().sum(), len(batch)) for name in self.terms}
+
+
+def make(recipe=None, *, clip_norm=None, precision="fp32"):
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    strategy = Single(recipe or Sums(Options()), model, Process(0, 1, CPU, "none"))
+    schedule = Schedule(ScheduleJob(name="constant"), peak_lr=0.01, warmup_steps=0, total_steps=10)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}], lr=1.0)
+    step = TrainStep(
+        strategy=strategy,
+        optimizer=optimizer,
+        schedule=schedule,
+        precision=Precision(precision, CPU),
+        seed=0,
+        clip_norm=clip_norm,
+    )
+    return model, step
+
+
+def make_input(sizes, weights):
+    parts = X.split(sizes)
+    micro = [MicroBatch(i, x, torch.arange(len(x)), None) for i, x in enumerate(parts)]
+    share = StepShare(step=0, epoch=0, consumed=4, slots=(), num_slots=len(parts))
+    return StepInput(share, micro, weights, must_stop=False, must_save=False)
+
+
+# d/dw of mean((w x)^2) at w = 1 is 2 mean(x^2) = 2 * 85 / 4.
+GRADIENT = 42.5
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 3], [1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("weights", [{"*": 4.0}, {"fit": 4.0}, None], ids=["any", "named", "late"])
+def test_any_slots_give_the_gradient_of_the_mean(sizes, weights):
+    model, step = make()
+    result = step.run(make_input(sizes, weights))
+    assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT)
+    assert result.sums["fit"].item() == pytest.approx(85)
+    assert model.weight.grad is None
+
+
+def test_the_norm_before_clipping_is_kept():
+    model, step = make(clip_norm=1.0)
+    result = step.run(make_input([2, 2], {"*": 4.0}))
+    assert result.grad_norm.item() == pytest.approx(GRADIENT)
+    assert model.weight.item() == pytest.approx(1 - 0.01)
+
+
+def test_fp16_unscales_before_it_clips():
+    model, step = make(clip_norm=1.0, precision="fp16")
+    scaler = step._precision.scaler
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 64.0})  # 65,536 overflows at first
+    result = step.run(make_input([4], {"*": 4.0}))
+    assert result.grad_norm.item() == pytest.approx(GRADIENT, rel=1e-3)
+    assert model.weight.item() == pytest.approx(1 - 0.01, rel=1e-3)
+
+
+def test_a_term_without_any_weight_in_a_batch_adds_nothing():
+    # No positive sample in the whole batch: its sum is 0, its weight is 0, and 0/0 would end it.
+    class Empty(Sums):
+        def loss(self, model, batch, keys):
+            fit = Term(model(batch).square().sum(), len(batch))
+            return {"fit": fit, "boxes": Term((model(batch) * 0).sum(), 0.0)}
+
+    model, step = make(Empty(Options()))
+    step.run(make_input([2, 2], {"fit": 4.0, "boxes": 0.0}))
+    assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT)
+
+
+def test_several_terms_with_late_weights_are_a_finding():
+    class Two(Sums):
+        terms = ("fit", "size")
+
+    _, step = make(Two(Options()))
+    with pytest.raises(UserError) as caught:
+        step.run(make_input([4], None))
+    (finding,) = caught.value.findings
+    assert finding.slug == "late-weights"
+    assert "fit, size" in finding.why
+
+
+def test_a_term_that_weight_does_not_name_is_a_finding():
+    _, step = make()
+    with pytest.raises(UserError) as caught:
+        step.run(make_input([4], {"other": 4.0}))
+    (finding,) = caught.value.findings
+    assert finding.slug == "term-weight"
+    assert "`fit`" in finding.what
+    assert "other" in finding.why
+
+
+def test_a_terms_own_weight_goes_before_the_common_one():
+    assert weight_of({"fit": 2.0, "*": 3.0}, "fit") == 2.0
+    assert weight_of({"fit": 2.0, "*": 3.0}, "size") == 3.0
+
+
+def test_dropout_follows_seed_step_and_slot_and_not_what_was_drawn_before():
+    class Dropping(Sums):
+        def loss(self, model, batch, keys):
+            return {"fit": Term(nn.functional.dropout(model(batch), 0.5).sum(), len(batch))}
+
+    results = []
+    for noise in (3, 50):
+        model, step = make(Dropping(Options()))
+        torch.rand(noise)
+        step.run(make_input([2, 2], {"*": 4.0}))
+        results.append(model.weight.item())
+    assert results[0] == results[1]
+
+
+def test_a_discarded_pass_names_the_terms():
+    model, step = make()
+    micro = MicroBatch(0, X, torch.arange(4), {"*": 4.0})
+    assert step.discard(micro) == ["fit"]
+    assert model.weight.item() == 1.0
