@@ -69,7 +69,7 @@ def test_explain_offers_the_nearest_key():
 
 
 @pytest.mark.parametrize(
-    "argv", [["trian"], ["train", "--epochss", "3"], ["train", "--epochs", "x"]]
+    "argv", [["traim"], ["train", "--epochss", "3"], ["train", "--epochs", "x"]]
 )
 def test_wrong_usage_is_a_finding_with_exit_code_2(argv):
     answer = run_cli(*argv)

@@ -36,7 +36,7 @@ GOOD = "recipe: digits\nepochs: 1\nglobal_batch_size: 64\n"
 
 OPTIONS = {
     "missing data folder": ("options: {data: nowhere}\n", "wrong-option", "nowhere"),
-    "unknown option": ("options: {witdh: 3}\n", "unknown-option", "did you mean `width`?"),
+    "unknown option": ("options: {widthh: 3}\n", "unknown-option", "did you mean `width`?"),
     "wrong option": ("options: {width: wide}\n", "wrong-option", "'wide'"),
     "option out of range": ("options: {dropout: 1.5}\n", "wrong-option", "1.5"),
 }
@@ -56,7 +56,7 @@ def test_wrong_recipe_option_is_a_finding(tmp_path, monkeypatch, name):
 
 def test_two_wrong_options_are_reported_together(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    answer = run_cli("train", "digits", "witdh=3", "dropout=2")
+    answer = run_cli("train", "digits", "widthh=3", "dropout=2")
     assert answer.code == ExitCode.USAGE
     assert "[unknown-option]" in answer.err
     assert "[wrong-option]" in answer.err

@@ -46,12 +46,13 @@ def run_prepared(prepared: Prepared) -> Result:
     if view.best is not None:
         name = prepared.plan.metric.value
         best = f"{name} {view.best['metrics'][name]:.4f} at step {view.best['step']}"
+    is_idle = outcome.status == "finished" and view.num_steps == 0
     return Result(
         status=outcome.status,
         exit_code=outcome.exit_code,
         run=_short(run.path),
         step=outcome.step,
-        reason=outcome.reason,
+        reason="already finished, nothing was left to do" if is_idle else outcome.reason,
         metrics=view.metrics,
         best=best,
         seconds=view.trained_s,

@@ -26,6 +26,7 @@ class RunView:
         self.best: dict[str, Any] | None = None
         self.trained_s = 0.0
         self.first_step = 0
+        self.num_steps = 0
         self._started_s: float | None = None
 
     def __enter__(self) -> RunView:
@@ -71,6 +72,7 @@ class RunView:
 
     def _show_step(self, event: Event) -> None:
         data = event.data
+        self.num_steps += 1
         if self._started_s is not None:
             self.trained_s = event.time_s - self._started_s
         facts = (

@@ -141,10 +141,10 @@ class Worker:
     def _make_model(self) -> torch.nn.Module:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.
         torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
-        model = self.recipe.model()
+        model = self.precision.convert(self.recipe.model())
         if self.job.init_from is not None:
             load_initial_weights(model, Path(self.job.init_from))
-        return self.precision.convert(model).to(self.process.device)
+        return model.to(self.process.device)
 
     def _make_strategy(self, model: torch.nn.Module) -> Strategy:
         if self.plan.strategy.value == "ddp":

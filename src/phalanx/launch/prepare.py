@@ -69,6 +69,9 @@ def prepare(
         if continued is None:
             raise UserError(_nothing_to_train())
         source = continued.job_file
+        # A limit of one session is no wish of the next one, and another run needs another name.
+        dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
+        overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
     loaded = load_job(_resolve(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
     _raise_if_errors(problems)
@@ -97,7 +100,7 @@ def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
         )
         write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
     with lock_run(run):
-        job = prepared.job.model_dump(mode="json")
+        job = prepared.job.model_dump(mode="json", exclude_unset=True)
         write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
         write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
         run.write_plan(prepared.plan.to_json())

@@ -232,7 +232,7 @@ def test_the_recipes_own_findings_are_passed_on(make):
 
 
 def test_wrong_options_are_findings(make):
-    assert finding_of(make(), wdith=3).slug == "unknown-option"
+    assert finding_of(make(), widthh=3).slug == "unknown-option"
 
 
 def test_a_request_is_answered_in_json(make, tmp_path):

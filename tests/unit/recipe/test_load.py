@@ -176,7 +176,7 @@ def test_a_recipe_file_may_be_called_like_a_library(write):
 
 @pytest.mark.parametrize(
     ("option", "nearest"),
-    [("widht", "did you mean `width`?"), ("epoch", "did you mean `epochs`?"), ("zzzz", "")],
+    [("widthh", "did you mean `width`?"), ("epoch", "did you mean `epochs`?"), ("zzzz", "")],
 )
 def test_an_unknown_option_names_the_nearest_option_or_job_key(write, option, nearest):
     (finding,) = findings_of(load_recipe, f"{write()}:MyRecipe", {option: 1})
