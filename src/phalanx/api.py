@@ -33,7 +33,10 @@ def train(
     """Train a job to its end. `train("digits", epochs=3)`; raises UserError if it cannot start or
     if a rank fails."""
     prepared = prepare(
-        job, _overrides(overrides, keys), resume=str(resume) if resume is not None else None
+        job,
+        _overrides(overrides, keys),
+        resume=str(resume) if resume is not None else None,
+        will_train=True,
     )
     result = run_prepared(prepared)
     if result.status == "failed":

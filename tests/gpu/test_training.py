@@ -43,12 +43,12 @@ def test_fp16_reports_its_loss_scale(tmp_path):
     assert all(step["loss_scale"] > 0 for step in steps)
 
 
-@pytest.mark.parametrize("precision", ["fp64"])
-def test_gpu_and_cpu_agree(tmp_path, precision):
-    (tmp_path / "job.yaml").write_text(JOB.format(recipe=RECIPE, precision=precision))
+def test_gpu_and_cpu_agree(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB.format(recipe=RECIPE, precision="fp64"))
     curves = []
     for device in ("--gpus", "--cpu"):
-        code, _, err = phalanx("train", "job.yaml", device, "1", cwd=tmp_path)
+        # Dropout is off: torch draws other numbers on CUDA than on the CPU from the same seed.
+        code, _, err = phalanx("train", "job.yaml", device, "1", "dropout=0.0", cwd=tmp_path)
         assert code == 0, err
         curves.append(losses(latest(tmp_path)))
     on_gpu, on_cpu = curves

@@ -46,7 +46,9 @@ def train(
     from phalanx.launch.prepare import prepare
 
     with console.working("looking at the machine and the recipe"):
-        prepared = prepare(job, overrides, resume=resume, accept_changes=accept_changes)
+        prepared = prepare(
+            job, overrides, resume=resume, accept_changes=accept_changes, will_train=not dry_run
+        )
     console.show_findings([*notes, *prepared.findings])
     if dry_run:
         show_plan(prepared)

@@ -81,6 +81,12 @@ def _cause_first(death: RankDeath) -> tuple[bool, bool, int]:
     return death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
 
 
+def import_torch() -> None:
+    """Import what `RankGroup` needs ahead of time; with a broken torch the machine checks speak."""
+    with suppress(Exception):
+        from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
+
+
 @contextmanager
 def _environment(extra: dict[str, str]) -> Iterator[None]:
     """Ranks inherit this process's environment; it is put back for whoever called `train`."""

@@ -20,6 +20,7 @@ import yaml
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
+from phalanx.launch.agent import import_torch
 from phalanx.launch.trace import trace_recipe
 from phalanx.machine import Machine, cannot_train, check_machine, probe_machine
 from phalanx.planner.plan import Plan
@@ -62,8 +63,10 @@ def prepare(
     resume: str | None = None,
     accept_changes: bool = False,
     machine: Machine | None = None,
+    will_train: bool = False,
 ) -> Prepared:
-    """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`."""
+    """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; with
+    `will_train` what starts the ranks is imported meanwhile."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
@@ -76,7 +79,7 @@ def prepare(
     problems = check_job(loaded, known_recipes=builtin_recipes())
     _raise_if_errors(problems)
     job = loaded.job.model_copy(update={"recipe": absolute_spec(loaded.job.recipe)})
-    machine, trace, found = _look(loaded, job, machine)
+    machine, trace, found = _look(loaded, job, machine, will_train=will_train)
     findings = [*problems, *found]
     job = job.model_copy(update={"options": trace.options})
     previous = continued.plan if continued is not None else None
@@ -180,10 +183,12 @@ def _resolve(source: Source) -> Path | Mapping[str, Any]:
 
 
 def _look(
-    loaded: LoadedJob, job: Job, machine: Machine | None
+    loaded: LoadedJob, job: Job, machine: Machine | None, *, will_train: bool
 ) -> tuple[Machine, Trace, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
+        if will_train:
+            pool.submit(import_torch)
         tracing = pool.submit(trace_recipe, job.recipe, job.options)
         if machine is None:
             machine = pool.submit(probe_machine, Path(job.output)).result()
