@@ -34,7 +34,7 @@ class Result:
 
 def run_prepared(prepared: Prepared) -> Result:
     """Open the run directory, run it to its end, and show it on the way."""
-    with open_run(prepared) as run, RunView(prepared.plan) as view:
+    with open_run(prepared) as run, RunView(prepared.plan, short_path(run.logs)) as view:
         outcome = Supervisor(
             run,
             prepared.plan,
@@ -50,7 +50,7 @@ def run_prepared(prepared: Prepared) -> Result:
     return Result(
         status=outcome.status,
         exit_code=outcome.exit_code,
-        run=_short(run.path),
+        run=short_path(run.path),
         step=outcome.step,
         reason="already finished, nothing was left to do" if is_idle else outcome.reason,
         metrics=view.metrics,
@@ -60,7 +60,7 @@ def run_prepared(prepared: Prepared) -> Result:
     )
 
 
-def _short(path: Path) -> Path:
+def short_path(path: Path) -> Path:
     """The path as a person would type it from here."""
     try:
         return path.relative_to(Path.cwd())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from phalanx.cli import console
@@ -16,8 +17,9 @@ _LINE_EVERY_S = 10.0  # in a pipe a line for every logged step would bury the re
 class RunView:
     """Shows events of one run; also keeps the figures the summary needs."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, logs: Path) -> None:
         self._plan = plan
+        self._logs = logs
         self._bar: Any = None
         self._task: Any = None
         self._starts: dict[int, dict[str, Any]] = {}
@@ -65,6 +67,13 @@ class RunView:
         if world > 1:
             speedup = self._plan.speedup
             self._say(f"  expected speed-up over one rank: {speedup.value:g}x ({speedup.reason})")
+        plan = self._plan
+        self._say(f"  batch: {plan.accumulation.reason}")
+        self._say(f"  learning rate {plan.lr.value:g}: {plan.lr.reason}")
+        self._say(f"  precision {plan.precision.value}: {plan.precision.reason}")
+        if plan.gpus.value:
+            self._say(f"  GPUs {','.join(map(str, plan.gpus.value))}: {plan.gpus.reason}")
+        self._say(f"  logs: {self._logs}/rank-N.log")
         if event.data["resumed_from"]:
             self._say(f"continues at step {event.data['step']}: {event.data['resumed_from']}")
         self.first_step = event.data["step"]
@@ -107,6 +116,9 @@ class RunView:
         if data["is_best"]:
             self.best = data
         self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
+
+    def _show_stop(self, event: Event) -> None:
+        self._say(event.data["reason"])
 
     def _show_finding(self, event: Event) -> None:
         console.show_findings([Finding.from_json(event.data["finding"])])

@@ -78,7 +78,7 @@ def prepare(
     loaded = load_job(_resolve(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
     _raise_if_errors(problems)
-    job = loaded.job.model_copy(update={"recipe": absolute_spec(loaded.job.recipe)})
+    job = loaded.job.model_copy(update=_absolute(loaded.job))
     machine, trace, found = _look(loaded, job, machine, will_train=will_train)
     findings = [*problems, *found]
     job = job.model_copy(update={"options": trace.options})
@@ -180,6 +180,16 @@ def _resolve(source: Source) -> Path | Mapping[str, Any]:
             fix="phalanx train digits",
         )
     )
+
+
+def _absolute(job: Job) -> dict[str, Any]:
+    """Paths of a job that must mean the same from another folder, on resume or in a rank."""
+    found: dict[str, Any] = {"recipe": absolute_spec(job.recipe)}
+    if job.init_from is not None:
+        given = Path(job.init_from)
+        path = given if given.exists() else Path(job.output) / given
+        found["init_from"] = str(path.resolve())
+    return found
 
 
 def _look(

@@ -22,6 +22,7 @@ from phalanx.run.events import Event, EventReader, EventWriter
 from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
 
 _POLL_S = 0.1
+_STOPPING = "stopping: the step is finished and saved; once more (Ctrl-C) ends at once"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Supervisor:
         self._on_event = on_event
         self._signals = 0
         self._group: RankGroup | None = None
+        self._sinks: list[Sink] = []
 
     def run(self) -> Outcome:
         """Start the ranks, and start them again when one was killed, until the run ends."""
@@ -63,19 +65,14 @@ class Supervisor:
             before = reader.read()
             first = max((event.attempt for event in before), default=-1) + 1
             events = EventWriter(self._run.events, "supervisor", attempt=first)
-            sinks: list[Sink] = [CsvSink(self._run.results_file)]
-            if self._tensorboard:
-                sinks.append(TensorBoardSink(self._run.tensorboard))
             try:
-                return self._attempts(reader, events, sinks, first)
+                return self._attempts(reader, events, first)
             finally:
-                for sink in sinks:
+                for sink in self._sinks:
                     sink.close()
                 events.close()
 
-    def _attempts(
-        self, reader: EventReader, events: EventWriter, sinks: list[Sink], first: int
-    ) -> Outcome:
+    def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
         attempt = first
         while True:
             ranks = self._plan.ranks.value
@@ -84,7 +81,9 @@ class Supervisor:
                 self._run.path, ranks=ranks, attempt=attempt, env=self._environment()
             )
             self._group.start()
-            seen = self._follow(self._group, reader, sinks)
+            if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
+                self._sinks = self._make_sinks()
+            seen = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, seen, attempt)
             restarts = attempt - first
             if can_restart and restarts < self._max_restarts and self._signals == 0:
@@ -102,6 +101,12 @@ class Supervisor:
             )
             return outcome
 
+    def _make_sinks(self) -> list[Sink]:
+        sinks: list[Sink] = [CsvSink(self._run.results_file)]
+        if self._tensorboard:
+            sinks.append(TensorBoardSink(self._run.tensorboard))
+        return sinks
+
     def _environment(self) -> dict[str, str]:
         """What the ranks get on top of this process's environment; a user's own setting wins."""
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -114,7 +119,7 @@ class Supervisor:
         }
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
-    def _follow(self, group: RankGroup, reader: EventReader, sinks: list[Sink]) -> list[Event]:
+    def _follow(self, group: RankGroup, reader: EventReader, events: EventWriter) -> list[Event]:
         """Pass events on until the ranks are gone; returns what was seen."""
         seen: list[Event] = []
         forwarded = 0
@@ -122,13 +127,14 @@ class Supervisor:
             is_running = group.is_running
             for event in reader.read():
                 seen.append(event)
-                for sink in sinks:
+                for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
             if not is_running:
                 return seen
             if self._signals > forwarded:
                 forwarded = self._signals
+                events.write("stop", reason=_STOPPING if forwarded == 1 else "ending now")
                 group.signal(signal.SIGTERM if forwarded == 1 else signal.SIGKILL)
             group.wait(_POLL_S)
 

@@ -82,7 +82,11 @@ def _write_manifest(folder: Path, step: int) -> None:
             "sha256": digest,
         }
     manifest = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
-    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2))
+    manifest_file = folder / "manifest.json"
+    write_atomic(manifest_file, json.dumps(manifest, indent=2))
+    for name in files:
+        # safetensors writes files only their owner can read; the umask is the user's own choice.
+        shutil.copymode(manifest_file, folder / name)
 
 
 def verify_checkpoint(path: Path) -> Finding | None:
