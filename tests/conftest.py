@@ -28,15 +28,14 @@ def pytest_configure(config):
         config.option.reportchars += "s"  # the reason of every skip is printed
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items):
-    for item in items:
-        folder = item.path.relative_to(_HERE).parts[0]
-        if folder in _FOLDERS:
-            item.add_marker(folder)
-        if item.get_closest_marker("ranks"):
-            # Ranks share the cores: two such tests at once only make each other slow.
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+def pytest_itemcollected(item):
+    # Not in pytest_collection_modifyitems: there xdist has read the groups already.
+    folder = item.path.relative_to(_HERE).parts[0]
+    if folder in _FOLDERS:
+        item.add_marker(folder)
+    if item.get_closest_marker("ranks"):
+        # Ranks share the cores: two such tests at once only make each other slow.
+        item.add_marker(pytest.mark.xdist_group("ranks"))
 
 
 @pytest.fixture(autouse=True)
