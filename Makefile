@@ -75,7 +75,7 @@ gpu: setup
 	$(PYTEST) tests/gpu
 
 bench: setup
-	@echo "No benchmark runs without a GPU yet; benchmarks/README.md says what will be measured."
+	$(BIN)/python benchmarks/digits.py
 
 docs: setup
 	$(BIN)/python scripts/make_reference.py

@@ -6,6 +6,7 @@ and any position is reached at once. Nothing here knows of ranks, workers or ite
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isqrt
 
 import numpy as np
@@ -40,10 +41,16 @@ def permute(positions: Ids, size: int, key: int) -> Ids:
 
 def _feistel(values: Ids, rows: int, columns: int, key: int) -> Ids:
     left, right = values // columns, values % columns
-    for number in range(_ROUNDS):
-        left = (left + _below(right, make_key(key, number, 0), rows)) % rows
-        right = (right + _below(left, make_key(key, number, 1), columns)) % columns
+    for left_key, right_key in _round_keys(key):
+        left = (left + _below(right, left_key, rows)) % rows
+        right = (right + _below(left, right_key, columns)) % columns
     return left * columns + right
+
+
+@lru_cache(maxsize=8)
+def _round_keys(key: int) -> list[tuple[int, int]]:
+    """Two keys a round. They stay the same for an epoch and cost as much as the arithmetic."""
+    return [(make_key(key, number, 0), make_key(key, number, 1)) for number in range(_ROUNDS)]
 
 
 def _below(values: Ids, key: int, limit: int) -> Ids:

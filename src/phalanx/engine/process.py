@@ -75,7 +75,9 @@ class Process:
         """The device in words, for the start-up proof."""
         if self.device.type == "cuda":
             return f"{self.device} {torch.cuda.get_device_name(self.device)}"
-        return f"{self.device.type} on {socket.gethostname()}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        plural = "" if threads == 1 else "s"
+        return f"{self.device.type} on {socket.gethostname()}, {threads} thread{plural}"
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _mix_int(value: int) -> int:
 
 def number_keys(base: int, numbers: Keys) -> Keys:
     """One key per number, such as the keys of an epoch's samples; `base` comes from `make_key`."""
-    return _mix(_mix(numbers + base) + _GOLDEN)
+    return _mix(numbers * _GOLDEN + base)
 
 
 def bits(keys: Keys, *shape: int) -> Keys:

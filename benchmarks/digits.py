@@ -1,0 +1,133 @@
+"""The digits recipe: `phalanx train` beside a plain torch loop, in one run on this machine.
+
+    python benchmarks/digits.py [--epochs 40] [--write]
+
+Same model, data, batch, optimizer, clipping and schedule. Phalanx's figures come from the events of
+a plain `phalanx train`; the plain loop is what a person writes for one device. With --write the
+table lands in benchmarks/results/ with date, machine, versions and command.
+"""
+
+import argparse
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from phalanx.recipe.load import load_recipe
+from phalanx.run.events import read_events
+
+BATCH = 64
+RESULTS = Path(__file__).parent / "results"
+
+
+def plain_loop(epochs, device, precision):
+    """Median samples per second of a hand-written loop, without evaluation and saving."""
+    recipe = load_recipe("digits", {})
+    model = recipe.model().to(device)
+    data = recipe.data("train")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, fused=True)
+    steps = epochs * math.ceil(len(data) / BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    rates = []
+    for epoch in range(epochs):
+        order = torch.randperm(len(data)).numpy()
+        _wait(device)
+        started = time.perf_counter()
+        for start in range(0, len(data), BATCH):
+            ids = order[start : start + BATCH]
+            batch = data.__getitems__(ids, ids + epoch)
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+                term = recipe.loss(model, batch, None)["cross_entropy"]
+                loss = term.sum / term.weight
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            schedule.step()
+        _wait(device)
+        rates.append(len(data) / (time.perf_counter() - started))
+    return statistics.median(rates[1:]), None, None
+
+
+def _wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def phalanx(epochs, arguments):
+    """Median samples per second, seconds to the first logged step, final accuracy."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "phalanx", "train", "digits", "--epochs", str(epochs)]
+        argv += [*arguments, "evaluate.every=null", "checkpoint.every=null"]
+        started = time.time()
+        subprocess.run(argv, cwd=folder, check=True, capture_output=True)
+        events = read_events(Path(folder, "runs", "latest", "events"))
+    steps = [event for event in events if event.kind == "step"]
+    evaluations = [
+        event.data["metrics"]["accuracy"] for event in events if event.kind == "evaluate"
+    ]
+    rate = statistics.median(event.data["samples_per_s"] for event in steps[2:])
+    return rate, steps[0].time_s - started, evaluations[-1]
+
+
+def measure(epochs):
+    """Rows: what, samples/s, ratio to the plain loop, seconds to the first step, accuracy."""
+    if torch.cuda.is_available():
+        settings = [("cuda", p, ["--gpus", "1"], 1) for p in ("fp32", "tf32", "bf16", "fp16")]
+    else:
+        settings = [("cpu", "fp32", ["--cpu", "1"], 1), ("cpu", "fp32", ["--cpu", "2"], 2)]
+    for device, precision, arguments, ranks in settings:
+        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        torch.set_num_threads(threads)
+        plain, _, _ = plain_loop(epochs, device, precision)
+        yield f"plain loop, {device}, {precision}, {threads} threads", plain, 1.0, None, None
+        got = phalanx(epochs, [*arguments, "--precision", precision])
+        name = f"phalanx, {device}, {precision}, {ranks} rank{'s' * (ranks > 1)}"
+        yield name, got[0], got[0] / plain, got[1], got[2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--write", action="store_true", help="write to benchmarks/results")
+    arguments = parser.parse_args()
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU only"
+    lines = [
+        "# digits: phalanx train beside a plain torch loop",
+        "",
+        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- machine: {device}, {len(os.sched_getaffinity(0))} CPU cores, {platform.system()}",
+        f"- versions: python {platform.python_version()}, torch {torch.__version__}",
+        f"- command: python benchmarks/digits.py --epochs {arguments.epochs}",
+        "",
+        "| what | samples/s | of the plain loop | start to first logged step | accuracy |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    print("\n".join(lines), flush=True)
+    for name, rate, ratio, first_s, accuracy in measure(arguments.epochs):
+        first = f"{first_s:.1f} s" if first_s else ""
+        reached = f"{accuracy:.4f}" if accuracy else ""
+        lines.append(f"| {name} | {rate:,.0f} | {ratio:.2f} | {first} | {reached} |")
+        print(lines[-1], flush=True)
+    if arguments.write:
+        kind = "gpu" if torch.cuda.is_available() else "cpu"
+        path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-digits-{kind}.md"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
