@@ -20,6 +20,8 @@ _SIZE = 4
 
 def _serve(connection, rank):
     faulthandler.register(signal.SIGUSR2)
+    import torch.distributed as dist
+
     import phalanx.engine.worker  # noqa: F401 imported once, here
 
     connection.send("ready")
@@ -32,6 +34,8 @@ def _serve(connection, rank):
             answer = (True, getattr(importlib.import_module(module), function)(**arguments))
         except BaseException:
             answer = (False, traceback.format_exc())
+        if dist.is_initialized():  # a rank that failed exits and leaves its group as it is
+            dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
         connection.send(answer)

@@ -22,7 +22,9 @@ WORLDS = [
 ]
 
 
-def plain_loop(options, *, global_batch=10, micro=3, steps=12, seed=7):
+def plain_loop(
+    options, *, global_batch=10, micro=3, steps=12, seed=7, after_step=lambda model, step: None
+):
     """What a person would write for one device, with nothing of the engine but the order."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
@@ -52,6 +54,7 @@ def plain_loop(options, *, global_batch=10, micro=3, steps=12, seed=7):
             parameter.grad = gradient
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        after_step(model, step)
         seen.append(loss.item())
     return seen, model.state_dict()
 

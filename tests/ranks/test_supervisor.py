@@ -168,3 +168,16 @@ def test_ranks_listen_on_loopback_only(tmp_path):
     finish(process)
     assert listening, "ranks on two processes must listen somewhere"
     assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def test_stop_while_the_ranks_start_is_a_stop(tmp_path):
+    write_job(tmp_path)
+    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "runs" / "latest" / "events" / "supervisor.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process, timeout_s=30)
+    assert code == ExitCode.STOPPED, err
+    assert "--resume" in out

@@ -41,6 +41,7 @@ def run_prepared(prepared: Prepared) -> Result:
             max_restarts=prepared.job.max_restarts,
             tensorboard=prepared.job.logging.tensorboard,
             on_event=view.take,
+            on_plan=view.use_plan,
         ).run()
     best = None
     if view.best is not None:

@@ -117,6 +117,17 @@ class RunView:
             self.best = data
         self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
 
+    def use_plan(self, plan: Plan) -> None:
+        """Go by another revision from here on."""
+        self._plan = plan
+
+    def _show_revision(self, event: Event) -> None:
+        data = event.data
+        changes = ", ".join(
+            f"{name} {values['old']} -> {values['new']}" for name, values in data["changes"].items()
+        )
+        self._say(f"plan revision {data['revision']}: {changes}: {data['reason']}")
+
     def _show_stop(self, event: Event) -> None:
         self._say(event.data["reason"])
 

@@ -73,7 +73,7 @@ def _show_end(result: Result, prepared: Prepared) -> None:
     rows = [
         ("status", f"{result.status}{reason}"),
         ("test", figures or "not evaluated this time"),
-        ("trained", f"{result.step} steps in all, {format_s(result.seconds)} this time"),
+        ("trained", f"{result.step or 0} steps in all, {format_s(result.seconds)} this time"),
         ("run", str(run)),
     ]
     if result.best is not None:

@@ -23,7 +23,13 @@ def main(argv: list[str]) -> int:
     _end_with_parent()
     from phalanx.engine.worker import run_worker
 
-    return 0 if run_worker(run, attempt=attempt) else 1
+    if run_worker(run, attempt=attempt):
+        return 0
+    # Without leaving in order: peers may wait inside a reduction that this rank never joins, and
+    # see at once that it is gone. What it had to say is written.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _write_to_log(run: Path, attempt: int) -> None:

@@ -45,7 +45,8 @@ class SharedBuffers:
             return []
         now = dict(self._model.named_buffers())
         changed = torch.tensor([float(not torch.equal(before[n], now[n])) for n in names])
-        dist.all_reduce(changed, group=self._process.control)
+        if pending := self._process.reduce_control(changed):
+            pending.wait()
         others = [name for name, count in zip(names, changed.tolist(), strict=True) if count]
         self._others = [now[name] for name in others]
         if not others:
@@ -87,14 +88,15 @@ class SharedBuffers:
             self._rows.clear()
         for buffer in self._others:
             if buffer.is_floating_point():
-                dist.all_reduce(buffer)
-                buffer.div_(self._process.world)
-            else:
+                self._process.sum_(buffer).div_(self._process.world)
+            elif self._process.world > 1:
                 dist.all_reduce(buffer, op=dist.ReduceOp.MAX)
 
     def _gather(self, num_slots: int) -> list[Tensor]:
         assert self._running is not None
         world = self._process.world
+        if world == 1:
+            return self._rows
         most = deal(num_slots, 0, world)[1]  # the first rank has the most slots
         mine = self._running.new_zeros(most, len(self._running))
         for index, row in enumerate(self._rows):

@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from phalanx.engine.ema import WeightAverage
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.precision import Precision
 from phalanx.errors import Finding, UserError
 from phalanx.run.checkpoints import STATE_FILE, SavedCheckpoint, new_checkpoint
-from phalanx.run.directory import write_atomic
+from phalanx.run.directory import sync_folder, write_atomic
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+EMA_FILE = f"ema/{MODEL_FILE}"
 
 
 def save_checkpoint(
@@ -28,11 +30,17 @@ def save_checkpoint(
     optimizer: Optimizer,
     precision: Precision,
     state: dict[str, Any],
+    average: WeightAverage | None = None,
 ) -> Path:
     """Write a checkpoint of the whole model; one rank calls this."""
     step = int(state["step"])
     with new_checkpoint(folder, step) as temporary:
         aliases = save_weights(model, temporary / MODEL_FILE)
+        if average is not None:
+            path = temporary / EMA_FILE
+            path.parent.mkdir()
+            _save_tensors(average.tensors(), path, aliases)
+            sync_folder(path.parent)
         tensors, numbers = _optimizer_state(model, optimizer)
         save_file(tensors, temporary / OPTIMIZER_FILE)
         record = {
@@ -41,6 +49,7 @@ def save_checkpoint(
             "aliases": aliases,
             "optimizer": numbers,
             "scaler": precision.scaler.state_dict(),
+            "ema": average.record() if average is not None else None,
         }
         write_atomic(temporary / STATE_FILE, json.dumps(record, indent=2))
     return folder / f"checkpoint-{step}"
@@ -50,10 +59,7 @@ def load_checkpoint(
     saved: SavedCheckpoint, *, model: nn.Module, optimizer: Optimizer, precision: Precision
 ) -> None:
     """Put a checkpoint's weights, optimizer and scaler state in place."""
-    weights = load_file(saved.path / MODEL_FILE)
-    for alias, name in saved.state["aliases"].items():
-        weights[alias] = weights[name]
-    model.load_state_dict(weights)
+    model.load_state_dict(_load_tensors(saved, MODEL_FILE))
     _load_optimizer(
         model, optimizer, load_file(saved.path / OPTIMIZER_FILE), saved.state["optimizer"]
     )
@@ -61,17 +67,33 @@ def load_checkpoint(
         precision.scaler.load_state_dict(saved.state["scaler"])
 
 
+def load_average(saved: SavedCheckpoint, average: WeightAverage) -> None:
+    """Put a checkpoint's average of the weights in place."""
+    average.load(_load_tensors(saved, EMA_FILE), saved.state["ema"])
+
+
+def _load_tensors(saved: SavedCheckpoint, file: str) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(saved.path / file)
+    for alias, name in saved.state["aliases"].items():
+        tensors[alias] = tensors[name]
+    return tensors
+
+
 def save_weights(model: nn.Module, path: Path) -> dict[str, str]:
     """Write the model's weights; returns the names that share memory with another name, since
     safetensors stores a tensor once."""
     aliases = _aliases(model)
-    tensors = {
+    _save_tensors(model.state_dict(), path, aliases)
+    return aliases
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, aliases: dict[str, str]) -> None:
+    stored = {
         name: tensor.detach().contiguous()
-        for name, tensor in model.state_dict().items()
+        for name, tensor in tensors.items()
         if name not in aliases
     }
-    save_file(tensors, path, metadata={"format": "pt"})
-    return aliases
+    save_file(stored, path, metadata={"format": "pt"})
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from phalanx.engine.data import Fetcher, Loader, Request, move
+from phalanx.engine.memory import during
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.planner.batch import deal, split_evenly
@@ -40,12 +44,16 @@ class Evaluator:
         precision: Precision,
         prefetch: int,
         seed: int,
+        weights: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
+        """Inside `weights()` the model has the weights that are to be evaluated."""
+        self._weights = weights
         self._recipe = recipe
         self._process = process
         self._precision = precision
         slots = split_evenly(0, len(data), plan.evaluate_batch_size.value)
         first, last = deal(len(slots), process.rank, process.world)
+        self._most = max(1, deal(len(slots), 0, process.world)[1])  # the first rank has the most
         self._samples = sum(slot.stop - slot.start for slot in slots[first:last])
         self._loader = Loader(
             Fetcher(recipe, data, seed=seed, is_shuffled=False),
@@ -56,6 +64,7 @@ class Evaluator:
             is_repeated=True,
         )
 
+    @during("evaluate")
     def run(self, model: nn.Module) -> Evaluation:
         """Evaluate; the model is left as it was found."""
         started = time.perf_counter()
@@ -63,7 +72,8 @@ class Evaluator:
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:
-            sums = self._local_sums(model)
+            with self._weights():
+                sums = self._local_sums(model)
         finally:
             for module in training:
                 module.training = True
@@ -71,30 +81,36 @@ class Evaluator:
         metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
         return Evaluation(metrics, samples, time.perf_counter() - started)
 
-    def _local_sums(self, model: nn.Module) -> dict[str, Any]:
-        sums: dict[str, Any] = {}
+    def _local_sums(self, model: nn.Module) -> dict[str, list[Any]]:
+        """Each sum of each micro-batch of this rank, on the device."""
+        sums: dict[str, list[Any]] = {}
         with torch.no_grad():
             for micro_batch in self._loader:
                 batch = self._precision.convert_batch(move(micro_batch.batch, self._process.device))
                 with self._precision.autocast():
                     values = self._recipe.evaluate(model, batch)
                 for name, value in values.items():
-                    sums[name] = sums.get(name, 0.0) + _wide(value)
+                    sums.setdefault(name, []).append(_wide(value))
         return sums
 
-    def _reduce(self, sums: dict[str, Any]) -> tuple[dict[str, float], int]:
+    def _reduce(self, sums: dict[str, list[Any]]) -> tuple[dict[str, float], int]:
+        """Totals over all ranks. Every micro-batch's own sum travels, and `fsum` adds them without
+        rounding on the way: the figures are the same to the bit on any number of ranks."""
         # A rank without a part of the split does not know the names; the first always has one.
         names: list[str] = json.loads(self._process.agree_text(json.dumps(list(sums))))
-        figures = [float(sums.get(name, 0.0)) for name in names]
-        vector = torch.tensor([*figures, float(self._samples)], dtype=torch.float64)
-        if pending := self._process.reduce_control(vector):
-            pending.wait()
-        *totals, samples = vector.tolist()
-        return dict(zip(names, totals, strict=True)), int(samples)
+        table = torch.zeros(self._most, len(names) + 1, dtype=torch.float64)
+        for column, name in enumerate(names):
+            values = [torch.as_tensor(value) for value in sums.get(name, ())]
+            if values:
+                table[: len(values), column] = torch.stack(values).cpu()
+        table[0, -1] = self._samples
+        columns = self._process.gather(table).T.tolist()
+        totals = [math.fsum(column) for column in columns]
+        return dict(zip(names, totals, strict=False)), int(totals[-1])
 
 
 def _wide(value: Any) -> Any:
     """A sum wide enough to stay exact; MPS has no float64."""
     if not isinstance(value, torch.Tensor):
-        return float(value)
+        return torch.tensor(float(value), dtype=torch.float64)
     return value.double() if value.device.type != "mps" else value.cpu().double()

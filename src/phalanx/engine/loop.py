@@ -129,7 +129,9 @@ class Loop:
         zero = torch.zeros((), dtype=dtype, device=self.strategy.process.device)
         names = self.terms or list(result.sums)
         sums = torch.stack([result.sums.get(name, zero).to(dtype) for name in names])
-        values = self.strategy.process.sum_(sums).tolist()
+        if not result.is_reduced:
+            self.strategy.process.sum_(sums)
+        values = sums.tolist()
         if result.weights is None:
             assert result.late_weight is not None
             late = float(result.late_weight)

@@ -47,6 +47,14 @@ class Process:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows of every rank's CPU table, one below the other in rank order."""
+        if self.world == 1:
+            return table
+        tables = [torch.empty_like(table) for _ in range(self.world)]
+        dist.all_gather(tables, table, group=self.control)
+        return torch.cat(tables)
+
     def agree(self, value: int) -> int:
         """The first rank's value, on every rank."""
         if self.world == 1:
@@ -100,14 +108,14 @@ def join(plan: Plan) -> Iterator[Process]:
         timeout=_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    try:
-        control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        process = Process(rank, world, device, plan.backend.value, control)
-        _agree_on_plan(process, plan)
-        yield process
-        process.barrier()  # nobody tears a connection down while another still reduces
-    finally:
-        dist.destroy_process_group()
+    # Left as it is on an exception: destroying the group waits for reductions that were launched
+    # and that this rank never completes. The process exits at once instead (engine/__main__.py).
+    control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+    process = Process(rank, world, device, plan.backend.value, control)
+    _agree_on_plan(process, plan)
+    yield process
+    process.barrier()  # nobody tears a connection down while another still reduces
+    dist.destroy_process_group()
 
 
 def _settle_device(plan: Plan, local_rank: int) -> torch.device:
@@ -119,7 +127,7 @@ def _settle_device(plan: Plan, local_rank: int) -> torch.device:
 
 
 def _settle_determinism(plan: Plan) -> None:
-    is_resume = plan.determinism.value == "resume"
+    is_resume = plan.determinism.value in ("resume", "exact")
     # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
     on_gpu = plan.device.value == "cuda"

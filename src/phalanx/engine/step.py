@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,26 @@ class StepResult:
     """Weight of each term over the global batch, or None when only `late_weight` knows."""
     late_weight: torch.Tensor | None
     grad_norm: torch.Tensor | None
+    terms: list[str] = field(default_factory=list)
+    """Names of the terms, once a strategy has taken the sums out."""
+    is_reduced: bool = False
+    """Whether the sums are those of all ranks already."""
+
+    def take(self) -> torch.Tensor:
+        """Take the sums of this rank out, in one row; the last one is the late weight."""
+        self.terms = list(self.sums)
+        row = [value.double() for value in self.sums.values()]
+        if self.late_weight is not None:
+            row.append(self.late_weight.double())
+        self.sums, self.late_weight = {}, None
+        return torch.stack(row)
+
+    def put(self, row: torch.Tensor) -> None:
+        """Put the sums of all ranks in."""
+        self.is_reduced = True
+        if self.weights is None:
+            self.late_weight, row = row[-1], row[:-1]
+        self.sums = dict(zip(self.terms, row, strict=False))
 
 
 class TrainStep:
@@ -65,14 +85,15 @@ class TrainStep:
         """Do one step; gradients are cleared afterwards."""
         lr = self._schedule.apply(self._optimizer, step.share.step)
         result = StepResult(lr, {}, step.weights, None, None)
+        self._strategy.before_step(step.share.num_slots)
         last = len(step.micro_batches) - 1
         for index, micro_batch in enumerate(step.micro_batches):
             with nullcontext() if index == last else self._strategy.hold_gradients():
                 self._backward(step.share.step, micro_batch, result)
-            self._strategy.after_slot()
+            self._strategy.after_slot(micro_batch.slot, result)
         if not step.micro_batches:
             self._strategy.contribute_nothing()
-        self._strategy.after_step(step.share.num_slots)
+        self._strategy.after_step(step.share.num_slots, result)
         self._update(result)
         return result
 
@@ -126,6 +147,8 @@ class TrainStep:
 
     def _late_weight(self, result: StepResult) -> torch.Tensor:
         weight = result.late_weight
+        if result.is_reduced and weight is not None:
+            return weight
         if weight is None:  # no micro-batch on this rank in this step
             weight = torch.zeros((), device=self._device)
         result.late_weight = self._strategy.process.sum_(weight.double())

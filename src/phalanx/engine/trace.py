@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.load import load_recipe, recipe_fingerprint
 
+_TIMED = 32  # samples whose fetch is timed
 _PROBED = 4  # samples hashed per split: enough to tell one data set from another
 
 
@@ -75,6 +77,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
+        fetch_s=_fetch_seconds(train),
     )
 
 
@@ -101,6 +104,18 @@ def _hash_samples(digest: Any, data: Any) -> None:
             digest.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:
             digest.update(repr(leaf).encode())
+
+
+def _fetch_seconds(data: Any) -> float:
+    """Seconds per sample of a batched fetch; the second of two, since the first opens files."""
+    ids = np.arange(min(len(data), _TIMED), dtype=np.int64)
+    fetch = choose_fetch(data)
+    seconds = 0.0
+    for _ in range(2):
+        started = time.perf_counter()
+        fetch(ids, ids)
+        seconds = time.perf_counter() - started
+    return seconds / len(ids)
 
 
 def _broken(spec: str, error: Exception) -> Finding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,19 +12,24 @@ from typing import Any
 
 import torch
 
-from phalanx.engine.checkpoint import load_checkpoint, load_initial_weights, save_checkpoint
+from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move
+from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
+from phalanx.engine.failure import describe_failure
 from phalanx.engine.loop import Counters, Loop
+from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process, StopRequest, join
+from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.single import Single
-from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
@@ -34,13 +38,7 @@ from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
-from phalanx.run.checkpoints import (
-    SavedCheckpoint,
-    folder_bytes,
-    latest_good,
-    open_checkpoint,
-    publish,
-)
+from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EventWriter
 
@@ -52,18 +50,27 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     events = EventWriter(run.events, f"rank-{rank}", attempt=attempt)
     stop = StopRequest()
     listening: AbstractContextManager[Any] = stop.listening() if handle_signals else nullcontext()
+    device = "cpu"
+    failure: dict[str, Any] | None = None
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         job = load_job(run.job_file).job
         with listening, join(plan) as process:
-            worker = Worker(run, job, plan, process, events, stop)
-            outcome = worker.train()
-    except UserError as error:
-        outcome = _failure(error.findings, exit_code=error.exit_code)
+            device = str(process.device)
+            try:
+                outcome = Worker(run, job, plan, process, events, stop).train()
+            except Exception as error:
+                # Recorded before this rank leaves its peers: they fail then, and all are ended.
+                failure = describe_failure(error, rank=rank, device=device, run=run)
+                events.write("outcome", **failure)
+                raise
     except Exception as error:
-        traceback.print_exc()  # into this rank's log, whole
-        outcome = _failure([_crash_finding(error, rank, run)], exit_code=ExitCode.FAILED)
-    events.write("outcome", **outcome)
+        if failure is None:
+            failure = describe_failure(error, rank=rank, device=device, run=run)
+            events.write("outcome", **failure)
+        outcome = failure
+    else:
+        events.write("outcome", **outcome)
     events.close()
     return outcome["status"] in ("finished", "stopped")
 
@@ -113,13 +120,21 @@ class Worker:
         )
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         probe = self._probe(fetcher)
-        terms = self._settle(strategy, train_step, probe)
+        with during("settle"):
+            terms = self._settle(strategy, train_step, probe)
         # After settling: the discarded passes must not see (or touch) what is loaded here.
-        saved = self._find_checkpoint()
-        counters = Counters()
-        if saved is not None:
-            load_checkpoint(saved, model=model, optimizer=optimizer, precision=self.precision)
-            counters = Counters.from_json(saved.state)
+        saving = Saving(
+            self.run,
+            job,
+            plan,
+            self.process,
+            self.events,
+            model=model,
+            optimizer=optimizer,
+            precision=self.precision,
+        )
+        saved = saving.load()
+        counters = Counters.from_json(saved.state) if saved is not None else Counters()
         strategy.resume()
         self._say_start(counters, saved)
         loop = Loop(
@@ -127,15 +142,16 @@ class Worker:
             plan=plan,
             strategy=strategy,
             train_step=train_step,
-            evaluator=self._make_evaluator(),
+            evaluator=self._make_evaluator(saving.average),
             terms=terms,
-            save=lambda counters, is_best: self._save(model, optimizer, counters, is_best),
+            save=during("save")(saving.save),
             loss_scale=lambda: self.precision.loss_scale,
             counters=counters,
         )
-        for kind, facts in loop.run(self._make_feed(fetcher, counters.step, probe)):
-            if self.process.is_first:
-                self.events.write(kind, **facts)
+        with during("step", lambda: counters.step):
+            for kind, facts in loop.run(self._make_feed(fetcher, counters.step, probe)):
+                if self.process.is_first:
+                    self.events.write(kind, **facts)
         return self._outcome(loop)
 
     def _make_model(self) -> torch.nn.Module:
@@ -147,6 +163,8 @@ class Worker:
         return model.to(self.process.device)
 
     def _make_strategy(self, model: torch.nn.Module) -> Strategy:
+        if self.plan.determinism.value == "exact":
+            return Exact(self.recipe, model, self.process)
         if self.plan.strategy.value == "ddp":
             return Ddp(self.recipe, model, self.process, self.job.ddp)
         return Single(self.recipe, model, self.process)
@@ -168,7 +186,7 @@ class Worker:
                 self.events.write("finding", finding=finding.to_json())
         return terms
 
-    def _make_evaluator(self) -> Evaluator | None:
+    def _make_evaluator(self, average: WeightAverage | None) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
             return None
         return Evaluator(
@@ -179,6 +197,7 @@ class Worker:
             precision=self.precision,
             prefetch=self.job.loader.prefetch,
             seed=self.job.seed,
+            weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,
         )
 
     def _make_feed(self, fetcher: Fetcher, start: int, probe: MicroBatch) -> Feed:
@@ -237,51 +256,6 @@ class Worker:
 
         return wishes
 
-    def _find_checkpoint(self) -> SavedCheckpoint | None:
-        """The newest good checkpoint, chosen by the first rank for all."""
-        saved: SavedCheckpoint | None = None
-        if self.process.is_first:
-            saved, problems = latest_good(self.run.checkpoints)
-            if saved is None and self.plan.resume_from is not None:
-                saved, problem = open_checkpoint(Path(self.plan.resume_from))
-                problems += [problem] if problem else []
-            for problem in problems:
-                self.events.write("finding", finding=problem.to_json())
-        path = self.process.agree_text(str(saved.path) if saved else "")
-        if not path or saved is not None:
-            return saved
-        state = json.loads((Path(path) / "state.json").read_text(encoding="utf-8"))
-        return SavedCheckpoint(Path(path), int(state["step"]), state)
-
-    def _save(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        counters: Counters,
-        is_best: bool,
-    ) -> dict[str, Any]:
-        if not self.process.is_first:
-            return {}
-        folder = self.run.checkpoints
-        path = save_checkpoint(
-            folder,
-            model=model,
-            optimizer=optimizer,
-            precision=self.precision,
-            state={
-                **counters.to_json(),
-                "consumed": self.plan.batch.consumed_after(counters.step),
-                "ranks": self.process.world,
-                "plan_revision": self.plan.revision,
-                "identity": self.plan.identity,
-            },
-        )
-        problem = publish(folder, counters.step, is_best=is_best, keep=self.job.checkpoint.keep)
-        if problem is not None:
-            self.events.write("finding", finding=problem.to_json())
-        relative = path.relative_to(self.run.path).as_posix()
-        return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
-
     def _say_start(self, counters: Counters, saved: SavedCheckpoint | None) -> None:
         self.events.write(
             "start",
@@ -303,26 +277,3 @@ class Worker:
             "findings": [],
             "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
         }
-
-
-def _failure(findings: list[Finding], *, exit_code: ExitCode) -> dict[str, Any]:
-    return {
-        "status": "failed",
-        "step": None,
-        "reason": findings[0].what,
-        "findings": [finding.to_json() for finding in findings],
-        "exit_code": int(exit_code),
-    }
-
-
-def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
-    frames = traceback.extract_tb(error.__traceback__)
-    # The last line outside of libraries is the one its author can mend.
-    own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename]
-    where = own[-1] if own else frames[-1]
-    return Finding(
-        slug="rank-crashed",
-        what=f"rank {rank} failed: {type(error).__name__}: {str(error)[:800]}",
-        why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
-        fix=f"read the whole traceback: `less {run.log_file(rank)}`",
-    )

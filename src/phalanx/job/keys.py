@@ -45,6 +45,7 @@ EXAMPLES: dict[str, Any] = {
     "devices.cpu": 2,
     "optimizer.lr_batch": 256,
     "optimizer.clip_norm": 1.0,
+    "ema.decay": 0.999,
     "evaluate.batch_size": 64,
     "evaluate.mode": "max",
     "evaluate.early_stopping": 5,

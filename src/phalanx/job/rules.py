@@ -24,6 +24,7 @@ def check_job(loaded: LoadedJob, *, known_recipes: Collection[str]) -> list[Find
         *_batch(loaded),
         *_devices(loaded),
         *_optimizer(loaded),
+        *_ema(loaded),
         *_intervals(loaded),
         *check_recipe(loaded, known_recipes),
         *check_output(loaded),
@@ -272,6 +273,21 @@ def _optimizer(loaded: LoadedJob) -> Iterator[Finding]:
                 f"`{optimizer.name}` has no such setting",
                 why=loaded.said(key, "optimizer.name"),
                 fix=f"remove `{key}`, or {loaded.line_for('optimizer.name', other)}",
+                severity="warning",
+            )
+
+
+def _ema(loaded: LoadedJob) -> Iterator[Finding]:
+    if loaded.job.ema.decay is not None:
+        return
+    for key in ("ema.warmup", "ema.evaluate"):
+        if _is_set(loaded, key):
+            yield Finding(
+                slug="ignored-key",
+                what=f"`{key}` = {format_value(loaded.value(key))} is ignored: "
+                "no average of the weights is kept",
+                why=loaded.said(key, "ema.decay"),
+                fix=f"remove `{key}`, or {loaded.line_for('ema.decay', 0.999)}",
                 severity="warning",
             )
 

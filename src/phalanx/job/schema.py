@@ -121,6 +121,18 @@ class Schedule(_Strict):
     """What the rate falls towards, as a fraction of the peak rate."""
 
 
+class Ema(_Strict):
+    """The exponential moving average of the weights, kept beside them and saved with them."""
+
+    decay: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)
+    """How much of the average stays at each optimizer step, such as 0.999; `null` keeps none."""
+    warmup: bool = False
+    """Begin with a smaller decay: the lesser of `decay` and (1 + n) / (10 + n) after n steps."""
+    evaluate: bool = True
+    """Evaluate the averaged weights, which then also decide what is best; `false` evaluates the
+    weights themselves."""
+
+
 class Evaluate(_Strict):
     """When to evaluate, and what counts as best."""
 
@@ -212,8 +224,9 @@ class Job(_Strict):
     """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
     strategy: Literal["auto", "single", "ddp"] = "auto"
     """How ranks share the work."""
-    determinism: Literal["auto", "fast", "resume"] = "auto"
-    """`resume`: a resumed run equals the unbroken run bit for bit. `fast`: quicker kernels."""
+    determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
+    """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
+    numbers of ranks. `fast`: quicker kernels."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None
@@ -225,6 +238,8 @@ class Job(_Strict):
     """The optimizer and its learning rate."""
     schedule: Schedule = Schedule()
     """How the learning rate moves."""
+    ema: Ema = Ema()
+    """The exponential moving average of the weights."""
     evaluate: Evaluate = Evaluate()
     """When to evaluate, and what counts as best."""
     checkpoint: Checkpoint = Checkpoint()

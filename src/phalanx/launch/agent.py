@@ -53,15 +53,18 @@ class RankGroup:
         """Wait for the end, at most this long."""
         self._thread.join(timeout_s)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every rank; SIGKILL also takes their loader processes."""
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to every rank; SIGKILL also takes their loader processes. False when there
+        are none yet."""
         context = getattr(self._agent, "_pcontext", None)
-        for pid in context.pids().values() if context is not None else ():
+        pids = list(context.pids().values()) if context is not None else []
+        for pid in pids:
             with suppress(ProcessLookupError):
                 if number == signal.SIGKILL:
                     os.killpg(pid, number)  # the agent gives each rank a session of its own
                 else:
                     os.kill(pid, number)
+        return bool(pids)
 
     def _run(self) -> None:
         try:

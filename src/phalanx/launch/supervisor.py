@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
+from phalanx.launch.recovery import does_not_fit, find_memory_failure, revise_plan
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
@@ -48,12 +49,14 @@ class Supervisor:
         max_restarts: int,
         tensorboard: bool,
         on_event: Callable[[Event], None],
+        on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
         self._run = run
         self._plan = plan
         self._max_restarts = max_restarts
         self._tensorboard = tensorboard
         self._on_event = on_event
+        self._on_plan = on_plan
         self._signals = 0
         self._group: RankGroup | None = None
         self._sinks: list[Sink] = []
@@ -73,9 +76,10 @@ class Supervisor:
                 events.close()
 
     def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
-        attempt = first
+        attempt, restarts = first, 0
         while True:
             ranks = self._plan.ranks.value
+            events.attempt = attempt
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
             self._group = RankGroup(
                 self._run.path, ranks=ranks, attempt=attempt, env=self._environment()
@@ -83,12 +87,14 @@ class Supervisor:
             self._group.start()
             if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
                 self._sinks = self._make_sinks()
-            seen = self._follow(self._group, reader, events)
-            outcome, can_restart = self._judge(self._group, seen, attempt)
-            restarts = attempt - first
-            if can_restart and restarts < self._max_restarts and self._signals == 0:
+            ends = self._follow(self._group, reader, events)
+            outcome, can_restart = self._judge(self._group, ends)
+            if self._revise(ends, events):
                 attempt += 1
-                finding = _restart_finding(outcome, restarts + 1, self._max_restarts)
+                continue
+            if can_restart and restarts < self._max_restarts and self._signals == 0:
+                attempt, restarts = attempt + 1, restarts + 1
+                finding = _restart_finding(outcome, restarts, self._max_restarts)
                 events.write("finding", finding=finding.to_json())
                 continue
             events.write(
@@ -120,33 +126,58 @@ class Supervisor:
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
     def _follow(self, group: RankGroup, reader: EventReader, events: EventWriter) -> list[Event]:
-        """Pass events on until the ranks are gone; returns what was seen."""
-        seen: list[Event] = []
+        """Pass events on until the ranks are gone; returns how they ended."""
+        ends: list[Event] = []
         forwarded = 0
         while True:
             is_running = group.is_running
             for event in reader.read():
-                seen.append(event)
+                if (
+                    event.kind == "outcome" and event.writer != "supervisor"
+                ):  # a long run has millions of the others
+                    ends.append(event)
                 for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
             if not is_running:
-                return seen
-            if self._signals > forwarded:
-                forwarded = self._signals
-                events.write("stop", reason=_STOPPING if forwarded == 1 else "ending now")
-                group.signal(signal.SIGTERM if forwarded == 1 else signal.SIGKILL)
+                return ends
+            asked = self._signals
+            number = signal.SIGTERM if asked == 1 else signal.SIGKILL
+            # Ranks that are not there yet get it at the next turn.
+            if asked > forwarded and group.signal(number):
+                forwarded = asked
+                events.write("stop", reason=_STOPPING if asked == 1 else "ending now")
             group.wait(_POLL_S)
 
-    def _judge(self, group: RankGroup, seen: list[Event], attempt: int) -> tuple[Outcome, bool]:
+    def _revise(self, ends: list[Event], events: EventWriter) -> bool:
+        """Whether the plan was changed so that the ranks can be started again after one of them
+        ran out of memory. Not counted as a restart: it ends by itself."""
+        failure = find_memory_failure(ends)
+        if failure is None or self._signals:
+            return False
+        revision = revise_plan(self._plan, failure)
+        if revision is None:
+            return False
+        self._plan = revision.plan
+        self._run.write_plan(self._plan.to_json())
+        events.write("revision", **revision.to_json())
+        self._on_plan(self._plan)
+        return True
+
+    def _judge(self, group: RankGroup, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
-        ends = [e for e in seen if e.kind == "outcome" and e.writer.startswith("rank-")]
         if self._signals > 1:
             reason = "interrupted by a second signal; the last checkpoint stands"
             return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
         if group.error is not None:
             return _launch_failed(group.error), False
+        memory = find_memory_failure(ends)
+        if memory is not None:  # wins over peers that lost their connection or were ended
+            return self._out_of_memory(memory), False
         killed = next((death for death in group.deaths if death.exit_code < 0), None)
+        if killed is not None and self._signals and killed.exit_code == -signal.SIGTERM:
+            reason = "stopped before the first step"  # a rank that could not listen yet
+            return Outcome("stopped", ExitCode.STOPPED, None, reason), False
         if killed is not None:
             return self._killed(killed), True
         failed = [end for end in ends if end.data["status"] == "failed"]
@@ -155,6 +186,13 @@ class Supervisor:
         if group.deaths or len(ends) < self._plan.ranks.value:
             return self._left(group.deaths), False
         return _from_event(ends[0]), False
+
+    def _out_of_memory(self, failure: Event) -> Outcome:
+        outcome = _from_event(failure)
+        if revise_plan(self._plan, failure) is not None:  # tried next, unless a signal came
+            return outcome
+        finding = does_not_fit(self._plan, failure)
+        return replace(outcome, reason=finding.what, findings=[finding])
 
     def _killed(self, death: RankDeath) -> Outcome:
         name = signal.Signals(-death.exit_code).name

@@ -11,6 +11,7 @@ from phalanx.planner.batch import BatchPlan, deal
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
 
+_EXACT_SLOTS = 8  # micro-batches of a step under determinism = exact: enough for eight ranks
 BATCH_KEYS = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
 
 
@@ -40,10 +41,10 @@ def choose_batch(job: Job, ranks: int, frozen: int | None = None) -> BatchChoice
         assert job.global_batch_size is not None
         total = Decision(job.global_batch_size, f"global_batch_size = {job.global_batch_size}")
     micro = _choose_micro(job, total.value, ranks)
-    return BatchChoice(total, micro, _deal(total.value, micro.value, ranks))
+    return BatchChoice(total, micro, micro_batches_per_rank(total.value, micro.value, ranks))
 
 
-def _deal(total: int, micro: int, ranks: int) -> Decision[int]:
+def micro_batches_per_rank(total: int, micro: int, ranks: int) -> Decision[int]:
     """Micro-batches of the busiest rank, and how they are dealt."""
     slots = ceil(total / micro)
     counts = [last - first for first, last in (deal(slots, rank, ranks) for rank in range(ranks))]
@@ -61,6 +62,9 @@ def _choose_micro(job: Job, total: int, ranks: int) -> Decision[int]:
         return Decision(value, f"micro_batch_size = {job.micro_batch_size}")
     if job.batch_per_gpu is not None:
         return Decision(min(job.batch_per_gpu, total), f"batch_per_gpu = {job.batch_per_gpu}")
+    if job.determinism == "exact":
+        value = ceil(total / _EXACT_SLOTS)
+        return Decision(value, f"{total} / {_EXACT_SLOTS}, rounded up: for exact, on any ranks")
     accumulation = job.gradient_accumulation or 1
     value = ceil(total / (ranks * accumulation))
     text = f"{total} / {ranks} ranks" + (f" / {accumulation}" if accumulation > 1 else "")
@@ -75,9 +79,10 @@ def keep_micro_batch(
     total, old = sizes.global_batch_size, previous.micro_batch_size.value
     if old == sizes.micro_batch_size.value:
         return sizes, []
-    if ceil(total.value / old) >= ranks:
+    # Never larger again: it may have been cut because a rank ran out of memory.
+    if ceil(total.value / old) >= ranks or old < sizes.micro_batch_size.value:
         micro = Decision(old, "kept from the run: dropout and BatchNorm are per micro-batch")
-        return BatchChoice(total, micro, _deal(total.value, old, ranks)), []
+        return BatchChoice(total, micro, micro_batches_per_rank(total.value, old, ranks)), []
     new = sizes.micro_batch_size.value
     return sizes, [
         Finding(
@@ -89,6 +94,17 @@ def keep_micro_batch(
             severity="warning",
         )
     ]
+
+
+def choose_evaluate_batch(job: Job, micro: int, previous: Plan | None) -> Decision[int]:
+    """Samples per forward in evaluation; a size that was cut for want of memory stays cut."""
+    asked = job.evaluate.batch_size
+    before = previous.shrunk.get("evaluate_batch_size") if previous is not None else None
+    if previous is not None and before is not None and asked in (None, before):
+        return previous.evaluate_batch_size
+    if asked is not None:
+        return Decision(asked, f"evaluate.batch_size = {asked}")
+    return Decision(micro, "the micro-batch")
 
 
 def ignored_batch(job: Job, previous: Plan) -> list[Finding]:

@@ -14,6 +14,7 @@ from phalanx.planner.plan import Decision, Plan
 _AMPERE = (8, 0)
 _DEFAULT_CPU_RANKS = 2
 _MAX_AUTO_WORKERS = 4  # guide value for CUDA: min(4, cores)
+_QUICK_FETCH_S = 0.002  # about what passing a batch between processes costs
 _MAX_GPU_THREADS = 4  # a rank that drives a GPU computes little itself
 
 
@@ -169,6 +170,12 @@ def _unsupported(precision: str, device: str, gpu: Gpu | None, machine: Machine)
 
 def choose_determinism(job: Job, device: str) -> Decision[str]:
     """Whether a resumed run must equal the unbroken one bit for bit."""
+    if job.determinism == "exact":
+        return Decision(
+            "exact",
+            "the same bits on any number of ranks; costs a gather of all gradients per step, "
+            "without overlap, and gradient memory for each level of the slot tree",
+        )
     if job.determinism != "auto":
         return Decision(job.determinism, f"determinism = {job.determinism}")
     if device == "cpu":
@@ -176,11 +183,15 @@ def choose_determinism(job: Job, device: str) -> Decision[str]:
     return Decision("fast", f"the default on {device}: deterministic kernels are slower")
 
 
-def choose_threads(placement: Placement, machine: Machine, previous: Plan | None) -> Decision[int]:
+def choose_threads(
+    job: Job, placement: Placement, machine: Machine, previous: Plan | None
+) -> Decision[int]:
     """Threads inside an operator, per rank."""
     device, ranks = placement.device.value, placement.ranks.value
     if previous is not None and previous.device.value == device and previous.ranks.value == ranks:
         return Decision(previous.threads.value, "kept from the run: it changes the last bits")
+    if job.determinism == "exact" and device == "cpu":
+        return Decision(1, "determinism = exact: another number would change the last bits")
     cores = machine.cpu.usable_cores
     share = max(1, cores // ranks)
     if device != "cpu":
@@ -188,13 +199,18 @@ def choose_threads(placement: Placement, machine: Machine, previous: Plan | None
     return Decision(share, f"{cores} CPU cores over {ranks} ranks")
 
 
-def choose_workers(job: Job, placement: Placement, machine: Machine) -> Decision[int]:
+def choose_workers(
+    job: Job, placement: Placement, machine: Machine, *, fetch_s: float | None, micro: int
+) -> Decision[int]:
     """Loader processes per rank."""
     if job.loader.workers != "auto":
         return Decision(job.loader.workers, f"loader.workers = {job.loader.workers}")
     device = placement.device.value
     if device != "cuda":
         return Decision(0, f"on {device} the cores that would load are the ones that compute")
+    if fetch_s is not None and fetch_s * micro < _QUICK_FETCH_S:
+        took = f"fetching {micro} samples takes {1000 * fetch_s * micro:.2f} ms"
+        return Decision(0, f"{took}: a loader process would cost more than it saves")
     share = machine.cpu.usable_cores // placement.ranks.value
     count = min(_MAX_AUTO_WORKERS, share)
     return Decision(count, f"min({_MAX_AUTO_WORKERS}, {share} CPU cores per rank)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from phalanx.planner.batch import BatchPlan
@@ -65,6 +65,8 @@ class Plan:
     """Peak learning rate after scaling."""
     warmup_steps: Decision[int]
     """Steps of linear rise."""
+    ema: Decision[float | None] = Decision(None, "ema.decay = null")
+    """Decay of the average of the weights; None: no average."""
     workers: Decision[int]
     """Loader processes per rank."""
     pin_memory: Decision[bool]
@@ -93,6 +95,10 @@ class Plan:
     """Checkpoint of another run to continue from, when this run has none of its own."""
     stated_batch: dict[str, int | None]
     """How the job that began the run stated its batch; the global batch itself is frozen."""
+    has_batchnorm: bool = False
+    """Whether the micro-batch changes what the model computes."""
+    shrunk: dict[str, int] = field(default_factory=dict)
+    """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -106,16 +112,16 @@ class Plan:
 
     def decisions(self) -> dict[str, Decision[Any]]:
         """Every choice by name, in the order they are shown."""
-        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        pairs = ((known.name, getattr(self, known.name)) for known in fields(self))
         return {name: value for name, value in pairs if isinstance(value, Decision)}
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for known in fields(self):
+            value = getattr(self, known.name)
             if isinstance(value, Decision):
                 value = {"value": value.value, "reason": value.reason}
-            record[field.name] = value
+            record[known.name] = value
         return record
 
     @classmethod
@@ -126,6 +132,8 @@ class Plan:
             "worker_env",
             "resume_from",
             "stated_batch",
+            "has_batchnorm",
+            "shrunk",
             "identity",
         }
         known = {field.name for field in fields(cls)}

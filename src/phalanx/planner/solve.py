@@ -13,12 +13,14 @@ from phalanx.planner.batch_size import (
     BATCH_KEYS,
     batch_findings,
     choose_batch,
+    choose_evaluate_batch,
     expected_speedup,
     ignored_batch,
     keep_micro_batch,
 )
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.revise import ALLOCATOR_VARIABLE
 from phalanx.planner.trace import Trace
 
 
@@ -45,7 +47,6 @@ def solve_plan(
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
     findings += batch_findings(batch, ranks, trace)
-    evaluate_batch = job.evaluate.batch_size
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -56,7 +57,7 @@ def solve_plan(
         strategy=devices.choose_strategy(job, ranks),
         precision=precision,
         determinism=determinism,
-        threads=devices.choose_threads(placement, machine, previous),
+        threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
         global_batch_size=sizes.global_batch_size,
@@ -69,26 +70,31 @@ def solve_plan(
         total_steps=total,
         lr=lr,
         warmup_steps=warmup,
-        workers=devices.choose_workers(job, placement, machine),
+        ema=_choose_ema(job),
+        workers=devices.choose_workers(
+            job,
+            placement,
+            machine,
+            fetch_s=trace.fetch_s,
+            micro=sizes.micro_batch_size.value,
+        ),
         pin_memory=devices.choose_pin_memory(job, device),
         evaluate_every=_choose_evaluation(job, trace, total.value, per_epoch),
-        evaluate_batch_size=(
-            Decision(evaluate_batch, f"evaluate.batch_size = {evaluate_batch}")
-            if evaluate_batch is not None
-            else Decision(sizes.micro_batch_size.value, "the micro-batch")
-        ),
+        evaluate_batch_size=choose_evaluate_batch(job, sizes.micro_batch_size.value, previous),
         metric=_asked_or(job.evaluate.metric, trace.metric, "evaluate.metric"),
         metric_mode=_asked_or(job.evaluate.mode, trace.metric_mode, "evaluate.mode"),
         save_every_steps=save_steps,
         save_every_s=save_seconds,
         speedup=expected_speedup(batch, ranks),
         parameters=Decision(trace.parameters, f"{trace.trainable_parameters} of them learn"),
-        worker_env=_worker_env(machine, determinism.value, device),
+        worker_env=_worker_env(machine, determinism.value, device, previous),
         stated_batch=(
             previous.stated_batch
             if previous is not None
             else {key: getattr(job, key) for key in BATCH_KEYS}
         ),
+        has_batchnorm=trace.has_batchnorm,
+        shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
     return plan, findings
@@ -100,6 +106,17 @@ def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
     assert job.epochs is not None
     value = job.epochs * per_epoch
     return Decision(value, f"{job.epochs} epochs x {per_epoch} steps = {value}")
+
+
+def _choose_ema(job: Job) -> Decision[float | None]:
+    ema = job.ema
+    if ema.decay is None:
+        return Decision(None, "ema.decay = null")
+    parts = [f"ema.decay = {ema.decay:g}"]
+    if ema.warmup:
+        parts.append("rising from 0.1 as (1 + n) / (10 + n)")
+    parts.append(f"evaluation is of the {'averaged' if ema.evaluate else 'plain'} weights")
+    return Decision(ema.decay, "; ".join(parts))
 
 
 def _choose_evaluation(
@@ -138,9 +155,13 @@ def _asked_again(job: Job, previous: Plan) -> bool:
     return bool(job.optimizer.model_dump() != previous.identity.get("optimizer"))
 
 
-def _worker_env(machine: Machine, determinism: str, device: str) -> dict[str, str]:
+def _worker_env(
+    machine: Machine, determinism: str, device: str, previous: Plan | None
+) -> dict[str, str]:
     env = dict(machine.worker_env)
-    if device == "cuda" and determinism == "resume":
+    if previous is not None and device == "cuda" and ALLOCATOR_VARIABLE in previous.worker_env:
+        env.setdefault(ALLOCATOR_VARIABLE, previous.worker_env[ALLOCATOR_VARIABLE])
+    if device == "cuda" and determinism in ("resume", "exact"):
         # docs.nvidia.com/cuda/cublas, "Results reproducibility"
         env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return env

@@ -25,6 +25,8 @@ class Trace:
     has_batchnorm: bool
     metric: str
     metric_mode: str
+    fetch_s: float | None = None
+    """Seconds to fetch one sample in a batch, as measured on this machine."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

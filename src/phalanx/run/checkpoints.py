@@ -4,6 +4,7 @@
       manifest.json            every file with size and sha256; written last
       state.json               position, counters, what the run must still be to resume
       model.safetensors optimizer.safetensors
+      ema/model.safetensors    the averaged weights, when the job asks for an average
     checkpoints/latest -> checkpoint-120      checkpoints/best -> checkpoint-96
 
 Tensors are the engine's business; this module knows files and does not import torch.

@@ -54,9 +54,17 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "finding": {"finding": "a Finding: slug, what, why, fix, severity"},
     "stop": {"reason": "why the run is asked to stop early"},
+    "revision": {
+        "revision": "plan revision the next attempt reads",
+        "reason": "why the plan is changed, and what that means for the curve",
+        "changes": "each value that changes by name: micro_batch_size, accumulation, ...; old, new",
+        "step": "optimizer steps done when it became necessary, or null",
+    },
     "outcome": {
         "status": "finished, stopped, failed or killed",
         "step": "optimizer steps done",
+        "phase": "where it failed: start, settle, step, evaluate or save; null otherwise",
+        "memory": "when memory ran out: device, tried_bytes, free_bytes, total_bytes, idle_bytes",
         "reason": "in words",
         "findings": "what is wrong, when it failed",
         "exit_code": "exit code the command line gives",
@@ -105,7 +113,8 @@ class EventWriter:
 
     def __init__(self, folder: Path, writer: str, *, attempt: int = 0) -> None:
         self._writer = writer
-        self._attempt = attempt
+        self.attempt = attempt
+        """The start of the ranks that events belong to."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{writer}.jsonl"
         self._file = path.open("ab", buffering=0)
@@ -114,7 +123,7 @@ class EventWriter:
 
     def write(self, kind: str, **data: Any) -> Event:
         assert set(data) <= set(KINDS[kind]), f"undocumented fields in event {kind}"
-        event = Event(kind, time.time(), self._writer, self._attempt, data)
+        event = Event(kind, time.time(), self._writer, self.attempt, data)
         self._file.write(event.to_line().encode())
         return event
 

@@ -68,6 +68,14 @@ def test_ignored_settings_are_warnings():
     assert slugs(optimizer={"nesterov": True}) == ["ignored-key"]
 
 
+def test_settings_of_an_average_that_is_off_are_ignored_with_a_warning():
+    (warmup,) = check(ema={"warmup": True})
+    assert (warmup.slug, warmup.severity) == ("ignored-key", "warning")
+    assert "ema.decay: 0.999" in warmup.fix
+    assert slugs(ema={"evaluate": False, "warmup": True}) == ["ignored-key"] * 2
+    assert slugs(ema={"decay": 0.99, "warmup": True, "evaluate": False}) == []
+
+
 @pytest.mark.parametrize(
     ("keys", "fix"),
     [

@@ -157,7 +157,22 @@ def test_workers_are_shared_out_and_at_most_four(make_job, load_machine):
     for cores, workers in ((72, 4), (48, 3), (15, 0)):
         smaller = replace(machine, cpu=replace(machine.cpu, usable_cores=cores))
         placement = devices.place_ranks(make_job(), smaller)
-        assert devices.choose_workers(make_job(), placement, smaller).value == workers
+        assert (
+            devices.choose_workers(make_job(), placement, smaller, fetch_s=1.0, micro=8).value
+            == workers
+        )
+
+
+def test_quick_data_needs_no_workers(make_job, load_machine):
+    machine = load_machine("2x4090")
+    placement = devices.place_ranks(make_job(), machine)
+    for micro, workers in ((32, 0), (4096, 4)):
+        choice = devices.choose_workers(make_job(), placement, machine, fetch_s=1e-6, micro=micro)
+        assert choice.value == workers
+    assert (
+        "0.03 ms"
+        in devices.choose_workers(make_job(), placement, machine, fetch_s=1e-6, micro=32).reason
+    )
 
 
 @pytest.mark.parametrize("machine", ["cpu", "2x4090"])
@@ -186,8 +201,8 @@ def test_threads_are_kept_on_resume_with_the_same_ranks_only(solve, make_job, lo
     smaller = replace(machine, cpu=replace(machine.cpu, usable_cores=4))
     same = devices.place_ranks(make_job(devices={"cpu": 2}), smaller)
     other = devices.place_ranks(make_job(devices={"cpu": 4}), smaller)
-    assert devices.choose_threads(same, smaller, before).value == 16
-    assert devices.choose_threads(other, smaller, before).value == 1
+    assert devices.choose_threads(make_job(), same, smaller, before).value == 16
+    assert devices.choose_threads(make_job(), other, smaller, before).value == 1
 
 
 def test_backend_without_nccl_is_gloo(make_job, load_machine):

@@ -27,6 +27,12 @@ def test_a_plan_survives_json(solve, machine):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+def test_a_plan_from_before_averages_is_read(solve):
+    record = solve("cpu")[0].to_json()
+    del record["ema"]
+    assert Plan.from_json(record).ema.value is None
+
+
 @pytest.mark.parametrize("name", [f.name for f in fields(Plan)])
 def test_the_digest_changes_with_any_value(solve, name):
     plan, _ = solve()

@@ -157,6 +157,16 @@ def test_without_a_test_split_nothing_is_evaluated(solve):
     assert "no test split" in plan.evaluate_every.reason
 
 
+def test_the_average_of_the_weights_is_off_unless_asked_for(solve):
+    assert solve("cpu")[0].ema.value is None
+    plan, _ = solve("cpu", ema={"decay": 0.99, "warmup": True})
+    assert plan.ema.value == 0.99
+    assert "(1 + n) / (10 + n)" in plan.ema.reason
+    assert "averaged weights" in plan.ema.reason
+    plan, _ = solve("cpu", ema={"decay": 0.99, "evaluate": False})
+    assert "plain weights" in plan.ema.reason
+
+
 def test_the_metric_is_the_jobs_or_the_recipes(solve):
     plan, _ = solve()
     assert (plan.metric.value, plan.metric_mode.value) == ("accuracy", "max")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -12,6 +12,18 @@ from torch import nn
 from phalanx.engine.process import Process
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Term
+
+
+class StepSums(Protocol):
+    """The loss sums of a step so far, for a strategy that reduces them itself."""
+
+    def take(self) -> torch.Tensor:
+        """Take the sums out, in one row."""
+        ...
+
+    def put(self, row: torch.Tensor) -> None:
+        """Put the sums over all slots of all ranks in."""
+        ...
 
 
 class LossModule(nn.Module):
@@ -73,8 +85,11 @@ class Strategy:
     def resume(self) -> None:
         """Called once the weights of the first step are in place."""
 
-    def after_slot(self) -> None:
+    def before_step(self, num_slots: int) -> None:
+        """Called before the first micro-batch of a step, also on a rank that has none."""
+
+    def after_slot(self, slot: int, sums: StepSums) -> None:
         """Called after each micro-batch's backward."""
 
-    def after_step(self, num_slots: int) -> None:
-        """Make buffers that forward changed the same on every rank."""
+    def after_step(self, num_slots: int, sums: StepSums) -> None:
+        """Make gradients, and buffers that forward changed, the same on every rank."""

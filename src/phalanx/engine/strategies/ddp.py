@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.process import Process
-from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.strategies.base import StepSums, Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
 from phalanx.recipe.interface import Recipe
@@ -88,10 +88,10 @@ class Ddp(Strategy):
     def contribute_nothing(self) -> None:
         self.loss_module(None, None).backward()
 
-    def after_slot(self) -> None:
+    def after_slot(self, slot: int, sums: StepSums) -> None:
         self._buffers.collect()
 
-    def after_step(self, num_slots: int) -> None:
+    def after_step(self, num_slots: int, sums: StepSums) -> None:
         self._buffers.combine(num_slots)
 
     def _clear(self) -> None:

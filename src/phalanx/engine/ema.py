@@ -1,0 +1,172 @@
+"""The exponential moving average of the weights.
+
+after each optimizer step:    average = decay x average + (1 - decay) x weight
+with warm-up:                 decay = min(decay, (1 + n) / (10 + n)), n averagings done before
+
+Parameters that learn are averaged, in fp32 or wider. Frozen parameters and buffers (BatchNorm's
+statistics) are the model's own: averaging them would mean nothing. Replicas are equal on every rank
+and so are their averages; nothing is exchanged, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.engine.optimize import Optimizer
+from phalanx.errors import Finding
+from phalanx.job.schema import Ema as EmaJob
+
+
+class WeightAverage:
+    """Keeps the average of a model's trainable parameters beside them, on their device."""
+
+    def __init__(self, model: nn.Module, *, decay: float, warmup: bool = False) -> None:
+        """Start from the weights as they are now."""
+        self._model = model
+        self._decay = decay
+        self._warmup = warmup
+        self._updates = 0
+        self._weights = [p for p in model.parameters() if p.requires_grad]
+        self._averages = [
+            weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+            for weight in self._weights
+        ]
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Update after each step the optimizer really takes."""
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # fp16: GradScaler does not call an unfused optimizer for a step it skips. It does call a
+        # fused one, whose kernel reads on the device that nothing is to be done. Reading that here
+        # would wait for a GPU, so there the average also moves after a skipped step, towards
+        # weights that stayed: a few more updates among the first steps of a run.
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is not None and overflow.device.type == "cpu" and overflow.item():
+            return
+        self.update()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Fold the weights of this step into the average."""
+        weights = [
+            weight.detach().to(average.dtype)  # the weight itself where the type is the same
+            for weight, average in zip(self._weights, self._averages, strict=True)
+        ]
+        torch._foreach_lerp_(self._averages, weights, 1 - self.next_decay)
+        self._updates += 1
+
+    @property
+    def next_decay(self) -> float:
+        """How much of the average stays in the next update."""
+        if not self._warmup:
+            return self._decay
+        return min(self._decay, (1 + self._updates) / (10 + self._updates))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights; afterwards its own, to the last bit."""
+        kept = self._put_averages()
+        try:
+            yield
+        finally:
+            self._put_back(kept)
+
+    @torch.no_grad()
+    def _put_averages(self) -> list[torch.Tensor | None]:
+        """Exchange weights and averages one by one, so that no second copy of the model is needed.
+        Weights of a narrower type are kept aside instead: the average would lose bits in them."""
+        kept: list[torch.Tensor | None] = []
+        for weight, average in zip(self._weights, self._averages, strict=True):
+            raw = weight.detach().clone()
+            weight.copy_(average)
+            if raw.dtype == average.dtype:
+                average.copy_(raw)
+                kept.append(None)
+            else:
+                kept.append(raw)
+        return kept
+
+    @torch.no_grad()
+    def _put_back(self, kept: list[torch.Tensor | None]) -> None:
+        for weight, average, raw in zip(self._weights, self._averages, kept, strict=True):
+            if raw is not None:
+                weight.copy_(raw)
+                continue
+            averaged = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(averaged)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's state under its own names, with averages in place of what learns."""
+        averages = self._by_weight()
+        return {
+            name: averages.get(id(tensor), tensor).detach()
+            for name, tensor in self._model.state_dict(keep_vars=True).items()
+        }
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        """Take over what `tensors` and `record` gave."""
+        averages = self._by_weight()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if (average := averages.get(id(tensor))) is not None:
+                average.copy_(tensors[name])
+        self._updates = int(record["updates"])
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint remembers beside the tensors."""
+        return {"decay": self._decay, "warmup": self._warmup, "updates": self._updates}
+
+    def _by_weight(self) -> dict[int, torch.Tensor]:
+        return {id(w): a for w, a in zip(self._weights, self._averages, strict=True)}
+
+
+def make_average(job: EmaJob, model: nn.Module) -> WeightAverage | None:
+    """The average a job asks for, started from the weights the model has now."""
+    if job.decay is None:
+        return None
+    return WeightAverage(model, decay=job.decay, warmup=job.warmup)
+
+
+def ema_findings(job: EmaJob, record: Mapping[str, Any] | None, step: int) -> list[Finding]:
+    """What changes for the average of a run that goes on; `record` is its checkpoint's."""
+    if record is None and job.decay is not None:
+        return [
+            Finding(
+                slug="ema-begins",
+                what=f"the average of the weights begins at step {step}, not at the start",
+                why=f"ema.decay = {job.decay:g} now; the checkpoint holds no average, so it starts "
+                "from the weights of that step",
+                fix="nothing, if that is what you want",
+                severity="note",
+            )
+        ]
+    if record is not None and job.decay is None:
+        return [
+            Finding(
+                slug="ema-ends",
+                what=f"the average of the weights ends at step {step}",
+                why=f"ema.decay was {record['decay']:g} and is null now; checkpoints from here on "
+                "hold no average",
+                fix=f"ema.decay={record['decay']:g} continues it",
+                severity="warning",
+            )
+        ]
+    if record is None or (record["decay"], record["warmup"]) == (job.decay, job.warmup):
+        return []
+    return [
+        Finding(
+            slug="ema-changes",
+            what=f"the average of the weights goes on with other settings from step {step}",
+            why=f"ema.decay, ema.warmup: {record['decay']:g}, {record['warmup']} then; "
+            f"{job.decay:g}, {job.warmup} now",
+            fix="nothing, if that is what you want",
+            severity="warning",
+        )
+    ]

@@ -1,0 +1,117 @@
+"""Checkpoints as a rank sees them: the newest good one loaded by all, new ones written by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
+from phalanx.engine.ema import WeightAverage, ema_findings, make_average
+from phalanx.engine.loop import Counters
+from phalanx.engine.optimize import Optimizer
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.errors import Finding
+from phalanx.job.schema import Job
+from phalanx.planner.plan import Plan
+from phalanx.run.checkpoints import (
+    STATE_FILE,
+    SavedCheckpoint,
+    folder_bytes,
+    latest_good,
+    open_checkpoint,
+    publish,
+)
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import EventWriter
+
+
+class Saving:
+    """Loads and saves the state of one run: weights, their average, optimizer, counters."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        job: Job,
+        plan: Plan,
+        process: Process,
+        events: EventWriter,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+    ) -> None:
+        self._run = run
+        self._job = job
+        self._plan = plan
+        self._process = process
+        self._events = events
+        self._model = model
+        self._optimizer = optimizer
+        self._precision = precision
+        self.average: WeightAverage | None = None
+        """Made by `load`, because it starts from the weights of the first step."""
+
+    def load(self) -> SavedCheckpoint | None:
+        """Put the newest good checkpoint in place, if there is one, and begin the average."""
+        saved = self._find()
+        if saved is not None:
+            load_checkpoint(
+                saved, model=self._model, optimizer=self._optimizer, precision=self._precision
+            )
+        self.average = make_average(self._job.ema, self._model)
+        if self.average is not None:
+            self.average.follow(self._optimizer)
+        if saved is not None:
+            record = saved.state.get("ema")
+            if self.average is not None and record is not None:
+                load_average(saved, self.average)
+            self._say(ema_findings(self._job.ema, record, saved.step))
+        return saved
+
+    def save(self, counters: Counters, is_best: bool) -> dict[str, Any]:
+        """Write a checkpoint and say what was written; only the first rank does."""
+        if not self._process.is_first:
+            return {}
+        folder = self._run.checkpoints
+        path = save_checkpoint(
+            folder,
+            model=self._model,
+            optimizer=self._optimizer,
+            precision=self._precision,
+            average=self.average,
+            state={
+                **counters.to_json(),
+                "consumed": self._plan.batch.consumed_after(counters.step),
+                "ranks": self._process.world,
+                "plan_revision": self._plan.revision,
+                "identity": self._plan.identity,
+            },
+        )
+        problem = publish(folder, counters.step, is_best=is_best, keep=self._job.checkpoint.keep)
+        self._say([problem] if problem else [])
+        relative = path.relative_to(self._run.path).as_posix()
+        return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
+
+    def _find(self) -> SavedCheckpoint | None:
+        """The newest good checkpoint, chosen by the first rank for all."""
+        saved: SavedCheckpoint | None = None
+        if self._process.is_first:
+            saved, problems = latest_good(self._run.checkpoints)
+            if saved is None and self._plan.resume_from is not None:
+                saved, problem = open_checkpoint(Path(self._plan.resume_from))
+                problems += [problem] if problem else []
+            self._say(problems)
+        path = self._process.agree_text(str(saved.path) if saved else "")
+        if not path or saved is not None:
+            return saved
+        state = json.loads((Path(path) / STATE_FILE).read_text(encoding="utf-8"))
+        return SavedCheckpoint(Path(path), int(state["step"]), state)
+
+    def _say(self, findings: list[Finding]) -> None:
+        if self._process.is_first:
+            for finding in findings:
+                self._events.write("finding", finding=finding.to_json())

@@ -1,0 +1,119 @@
+"""What a run does after a rank ran out of memory: the next plan revision, or why there is none.
+
+It has no budget but its own end: sizes only shrink, and the allocator is changed once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import Finding
+from phalanx.planner.plan import Plan
+from phalanx.planner.revise import (
+    changes_between,
+    grow_segments,
+    halve_evaluate_batch,
+    halve_micro_batch,
+    largest_micro_batch,
+    state_bytes,
+    what_would_fit,
+)
+from phalanx.run.events import Event
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A plan changed on the way."""
+
+    plan: Plan
+    reason: str
+    changes: dict[str, dict[str, Any]]
+    step: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the `revision` event."""
+        return {
+            "revision": self.plan.revision,
+            "reason": self.reason,
+            "changes": self.changes,
+            "step": self.step,
+        }
+
+
+def find_memory_failure(seen: Iterable[Event]) -> Event | None:
+    """The first rank that ran out of memory. Peers that lost their connection to it may have
+    recorded their end earlier, but are not the cause."""
+    failed = (
+        event
+        for event in seen
+        if event.kind == "outcome"
+        and event.writer.startswith("rank-")
+        and event.data.get("memory") is not None
+    )
+    return min(failed, key=lambda event: event.time_s, default=None)
+
+
+def revise_plan(plan: Plan, failure: Event) -> Revision | None:
+    """The plan that needs less memory where it ran out; None when there is none."""
+    memory, phase, step = failure.data["memory"], failure.data["phase"], failure.data["step"]
+    said = failure.data["reason"]
+    tried, idle = memory["tried_bytes"], memory["idle_bytes"]
+    if tried is not None and idle is not None and idle > tried:
+        revised = grow_segments(plan, os.environ)
+        if revised is not None:
+            reason = f"{said}; the memory is there but fragmented: tried once more with segments"
+            return _revision(plan, revised, f"{reason} that grow", step)
+    if phase == "evaluate":
+        revised = halve_evaluate_batch(plan)
+        return _revision(plan, revised, said, step) if revised is not None else None
+    if phase == "start":  # building and loading the model knows nothing of micro-batches
+        return None
+    revised = halve_micro_batch(plan)
+    if revised is None:
+        return None
+    kept = f"the global batch stays {plan.global_batch_size.value}"
+    return _revision(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
+
+
+def does_not_fit(plan: Plan, failure: Event) -> Finding:
+    """Why no smaller plan is left, and what would help."""
+    phase = failure.data["phase"]
+    if phase == "start":
+        what = "the model does not fit, before any micro-batch"
+    elif phase == "evaluate":
+        what = f"an evaluation of {plan.evaluate_batch_size.value} sample at a time does not fit"
+    else:
+        what = f"a micro-batch of {largest_micro_batch(plan.batch)} sample does not fit"
+    asked = plan.shrunk.get("micro_batch_size")
+    before = f"; the micro-batch was {asked} at first" if asked is not None else ""
+    return Finding(
+        slug="does-not-fit",
+        what=f"{what}: {failure.data['reason']}",
+        why=f"weights, gradients and optimizer state of {plan.parameters.value} parameters take up "
+        f"to {_readable(state_bytes(plan))} on each rank in {plan.precision.value}; the rest "
+        f"are activations{before}",
+        fix="; ".join(what_would_fit(plan)),
+    )
+
+
+def _readable(num_bytes: int) -> str:
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _revision(old: Plan, new: Plan, reason: str, step: int | None) -> Revision:
+    return Revision(new, reason, changes_between(old, new), step)
+
+
+def _what_differs(plan: Plan) -> str:
+    if plan.determinism.value == "exact":
+        return "the bits are from here on those of a run with the new micro-batch"
+    if plan.has_batchnorm:
+        return (
+            "BatchNorm takes its statistics over a micro-batch and dropout is drawn per "
+            "micro-batch, so the curve changes slightly"
+        )
+    return "the loss curve is the same, except that dropout is drawn per micro-batch"
