@@ -84,9 +84,10 @@ class RunView:
         self.num_steps += 1
         if self._started_s is not None:
             self.trained_s = event.time_s - self._started_s
+        per_s = "/s" if self._bar is not None else " samples/s"  # 80 columns hold the bar
         facts = (
-            f"loss {data['loss']:.4f}  lr {data['lr']:.2e}  "
-            f"{data['samples_per_s']:,.0f} samples/s  {data['memory_bytes'] / 2**30:.1f} GiB"
+            f"loss {data['loss']:.4f}  lr {data['lr']:.1e}  "
+            f"{data['samples_per_s']:,.0f}{per_s}  {data['memory_bytes'] / 2**30:.1f} GiB"
         )
         total = self._plan.total_steps.value
         if self._bar is not None:
@@ -146,12 +147,13 @@ def _make_bar() -> Any:
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=None),  # takes what the rest leaves of the line
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
         console=console.stderr(),
         refresh_per_second=5,
+        expand=True,
     )
 
 

@@ -10,13 +10,14 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from phalanx.engine.order import WORKER, Ids, ids_at, keys_of
+from phalanx.engine.order import WORKER, Ids, ids_at, ids_of, keys_of
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
@@ -25,6 +26,8 @@ from phalanx.recipe.keys import make_key
 # Forked loader processes start in milliseconds and need no pickling of the data set. Python 3.14
 # starts them through a server instead (forkserver), which costs an import of torch for each.
 _START_METHOD = "fork" if sys.platform == "linux" else None
+
+_NAMED_AT_ONCE = 64  # requests whose sample ids are found together
 
 ANY_TERM = "*"
 """Name under which a recipe's single weight stands for every term of its loss."""
@@ -36,6 +39,8 @@ class Request(NamedTuple):
     epoch: int
     slot: Slot
     is_training: bool
+    ids: Ids | None = None
+    """The samples, where they are known already; else the fetcher finds them."""
 
 
 class MicroBatch(NamedTuple):
@@ -60,8 +65,10 @@ class Fetcher(Dataset[MicroBatch]):
         self._fetch = choose_fetch(data)
 
     def __getitem__(self, request: Request) -> MicroBatch:
-        epoch, slot, is_training = request
-        if self._is_shuffled:
+        epoch, slot, is_training, ids = request
+        if ids is not None:
+            pass
+        elif self._is_shuffled:
             ids = ids_at(self._seed, epoch, slot.start, slot.stop, self._size)
         else:
             ids = np.arange(slot.start, slot.stop, dtype=np.int64)
@@ -113,6 +120,20 @@ def weigh(recipe: Recipe, batch: Batch) -> dict[str, float] | None:
     if isinstance(weight, Mapping):
         return {name: float(value) for name, value in weight.items()}
     return {ANY_TERM: float(weight)}
+
+
+def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterator[Request]:
+    """The same requests with their sample ids, found for many at a time: the order costs twenty
+    array operations however long the arrays are."""
+    requests = iter(requests)
+    while chunk := list(islice(requests, _NAMED_AT_ONCE)):
+        for epoch, group in groupby(chunk, key=lambda request: request.epoch):
+            together = list(group)
+            ranges = [np.arange(r.slot.start, r.slot.stop, dtype=np.int64) for r in together]
+            ids = ids_of(seed, epoch, np.concatenate(ranges), size)
+            ends = np.cumsum([len(positions) for positions in ranges])
+            for request, part in zip(together, np.split(ids, ends[:-1]), strict=True):
+                yield request._replace(ids=part)
 
 
 class Loader:

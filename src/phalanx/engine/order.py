@@ -61,7 +61,11 @@ def _below(values: Ids, key: int, limit: int) -> Ids:
 
 def ids_at(seed: int, epoch: int, start: int, stop: int, num_samples: int) -> Ids:
     """Sample ids at positions `start` to `stop` of an epoch."""
-    positions = np.arange(start, stop, dtype=np.int64)
+    return ids_of(seed, epoch, np.arange(start, stop, dtype=np.int64), num_samples)
+
+
+def ids_of(seed: int, epoch: int, positions: Ids, num_samples: int) -> Ids:
+    """Sample ids at any positions of an epoch."""
     return permute(positions, num_samples, make_key(seed, ORDER, epoch))
 
 

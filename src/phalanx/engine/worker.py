@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from phalanx.engine.checkpoint import load_initial_weights
-from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move
+from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move, name_samples
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.failure import describe_failure
@@ -214,7 +214,7 @@ class Worker:
         )
         loader = Loader(
             fetcher,
-            requests,
+            name_samples(requests, seed=self.job.seed, size=self.plan.num_samples.value),
             workers=self.plan.workers.value,
             prefetch=self.job.loader.prefetch,
             pin=self.plan.pin_memory.value,

@@ -17,6 +17,7 @@ from phalanx.engine.data import (
     Request,
     choose_fetch,
     map_tensors,
+    name_samples,
     weigh,
 )
 from phalanx.engine.order import ids_at, keys_of
@@ -285,3 +286,18 @@ def test_a_feed_waits_for_the_reduction_before_it_reads_it():
 
 def test_a_feed_without_steps_is_empty():
     assert list(FeedParts(steps=0).feed) == []
+
+
+def test_requests_are_named_like_the_fetcher_would():
+    plan = BatchPlan(50, 10, 3)
+    requests = [
+        Request(step // 5, slot, is_training=True)
+        for step in range(40)
+        for slot in plan.slots_of(step)
+    ]
+    named = list(name_samples(requests, seed=5, size=50))
+    assert len(named) == len(requests) > 64
+    for request, known in zip(requests, named, strict=True):
+        expected = ids_at(5, request.epoch, request.slot.start, request.slot.stop, 50)
+        assert np.array_equal(known.ids, expected)
+        assert known[:3] == request[:3]
