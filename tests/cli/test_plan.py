@@ -106,3 +106,10 @@ def test_dry_run_shows_the_plan_and_creates_nothing(tmp_path):
     assert answer.code == 0
     assert "25 epochs x 23 steps = 575" in answer.out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("10", "minutes"), ("10 minutes",)])
+def test_an_interval_is_one_word_or_two(words):
+    got = values("digits", "--save-every", *words)
+    assert got["save_every_s"] == 600
+    assert got["save_every_steps"] is None

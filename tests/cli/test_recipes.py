@@ -76,3 +76,16 @@ def test_wrong_usage_is_a_finding_with_exit_code_2(argv):
     assert answer.code == 2
     assert "error[usage]: " in answer.err
     assert "fix: phalanx" in answer.err
+
+
+def test_wrong_usage_points_at_the_help_that_exists():
+    assert "fix: phalanx --help" in run_cli("traim").err
+    assert "fix: phalanx train --help" in run_cli("train", "--epochss", "3").err
+
+
+def test_a_recipe_file_without_a_job_gets_options_to_add(tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine: ...\n")
+    answer = run_cli("train", "mine.py:Mine")
+    assert answer.code == 2
+    assert "fix: --epochs 10" in answer.err
+    assert "fix: --batch-size 64" in answer.err

@@ -29,13 +29,23 @@ app.command("explain")(explain.explain)
 
 def program(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors pass through as exceptions."""
-    result = app(args=name_resumed(argv), prog_name="phalanx", standalone_mode=False)
+    result = app(args=tidy_words(argv), prog_name="phalanx", standalone_mode=False)
     return int(result or 0)
 
 
-def name_resumed(argv: Sequence[str]) -> list[str]:
-    """`--resume` alone means the newest run; typer has no options with an optional value."""
-    words = list(argv)
+def _is_verb(word: str) -> bool:
+    commands = {command.name for command in app.registered_commands}
+    return word in commands | {group.name for group in app.registered_groups}
+
+
+def tidy_words(argv: Sequence[str]) -> list[str]:
+    """What typer cannot say: `--resume` alone means the newest run, and an interval may be written
+    as one word (`--save-every "5 minutes"`) or as two."""
+    words = [
+        part
+        for before, word in zip(["", *argv], argv, strict=False)
+        for part in (word.split() if before in ("--save-every", "--stop-after") else [word])
+    ]
     if "--resume" in words:
         after = words.index("--resume") + 1
         if after == len(words) or words[after].startswith("-") or "=" in words[after]:
@@ -61,7 +71,9 @@ def run(argv: Sequence[str]) -> int:
                     slug="usage",
                     what=error.format_message(),
                     why=f"read from the command line: phalanx {' '.join(argv)}",
-                    fix=f"phalanx {argv[0] if argv else ''} --help".replace("  ", " "),
+                    fix=f"phalanx {argv[0]} --help"
+                    if argv and _is_verb(argv[0])
+                    else "phalanx --help",
                 )
             ]
         )

@@ -112,7 +112,7 @@ def _length(loaded: LoadedJob) -> Iterator[Finding]:
             slug="no-length",
             what="the job does not say how long to train: `epochs` and `steps` are not given",
             why=loaded.said("epochs", "steps"),
-            fix="epochs: 10",
+            fix="epochs: 10" if loaded.path else "--epochs 10",
         )
     early = job.evaluate.early_stopping
     if early is not None and job.evaluate.every is None:
@@ -144,6 +144,13 @@ def _length(loaded: LoadedJob) -> Iterator[Finding]:
         )
 
 
+def _a_batch(loaded: LoadedJob, micro: int | None) -> str:
+    """A batch to paste: into the file, or behind the command when there is none."""
+    if micro is not None:
+        return f"batch_per_gpu: {micro}" if loaded.path else f"batch_per_gpu={micro}"
+    return "global_batch_size: 64" if loaded.path else "--batch-size 64"
+
+
 def _batch(loaded: LoadedJob) -> Iterator[Finding]:
     job = loaded.job
     total, per_gpu = job.global_batch_size, job.batch_per_gpu
@@ -160,7 +167,7 @@ def _batch(loaded: LoadedJob) -> Iterator[Finding]:
             slug="no-batch",
             what="the job has no batch size: `global_batch_size` and `batch_per_gpu` are not given",
             why=loaded.said("global_batch_size", "batch_per_gpu", "micro_batch_size"),
-            fix=f"batch_per_gpu: {micro}" if micro else "global_batch_size: 64",
+            fix=_a_batch(loaded, micro),
         )
     if per_gpu is not None and micro is not None and per_gpu != micro:
         yield Finding(

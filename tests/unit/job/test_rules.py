@@ -92,7 +92,7 @@ def test_batch_arithmetic_proposes_a_batch_that_works(keys, fix):
 
 def test_micro_batch_alone_proposes_batch_per_gpu():
     (finding,) = check(global_batch_size=None, micro_batch_size=8)
-    assert (finding.slug, finding.fix) == ("no-batch", "batch_per_gpu: 8")
+    assert (finding.slug, finding.fix) == ("no-batch", "batch_per_gpu=8")
 
 
 def test_unwritable_folder_is_named(tmp_path, monkeypatch):
