@@ -84,3 +84,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
     near = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" (did you mean `{near[0]}`?)" if near else ""
+
+
+def format_bytes(count: int) -> str:
+    """`20.0 GiB`, `512.0 MiB`, `17 bytes`: bytes inside, this in messages."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.1f} {unit}"
+    return f"{count} bytes"

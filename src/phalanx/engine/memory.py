@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_bytes
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 2**10, "MB": 2**20}
 _UNITS |= {"GB": 2**30, "B": 1, "TiB": 2**40}
@@ -85,14 +85,6 @@ def shortage_finding(shortage: Shortage, *, rank: int, where: str, log: str) -> 
         why="weights, gradients, optimizer state and the activations of one micro-batch must fit",
         fix=f"a smaller micro-batch (`micro_batch_size`); the whole traceback: `less {log}`",
     )
-
-
-def format_bytes(count: int) -> str:
-    """`20.0 GiB`, `512.0 MiB`, `17 bytes`."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if count >= _UNITS[unit]:
-            return f"{count / _UNITS[unit]:.1f} {unit}"
-    return f"{count} bytes"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_bytes
 from phalanx.planner.plan import Plan
 from phalanx.planner.revise import (
     changes_between,
@@ -92,16 +92,10 @@ def does_not_fit(plan: Plan, failure: Event) -> Finding:
         slug="does-not-fit",
         what=f"{what}: {failure.data['reason']}",
         why=f"weights, gradients and optimizer state of {plan.parameters.value} parameters take up "
-        f"to {_readable(state_bytes(plan))} on each rank in {plan.precision.value}; the rest "
+        f"to {format_bytes(state_bytes(plan))} on each rank in {plan.precision.value}; the rest "
         f"are activations{before}",
         fix="; ".join(what_would_fit(plan)),
     )
-
-
-def _readable(num_bytes: int) -> str:
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.1f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _revision(old: Plan, new: Plan, reason: str, step: int | None) -> Revision:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from phalanx.engine.failure import describe_failure
-from phalanx.engine.memory import during, find_shortage, format_bytes, place_of
-from phalanx.errors import Finding, UserError
+from phalanx.engine.memory import during, find_shortage, place_of
+from phalanx.errors import Finding, UserError, format_bytes
 from phalanx.run.directory import RunDirectory
 
 CUDA = (
