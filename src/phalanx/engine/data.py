@@ -154,6 +154,7 @@ class Loader:
         self._fetcher = fetcher
         self._requests = requests
         self._pin = pin
+        self._started: Iterator[MicroBatch] | None = None
         self._loader: DataLoader[MicroBatch] | None = None
         if workers > 0:
             self._loader = DataLoader(
@@ -167,7 +168,15 @@ class Loader:
                 multiprocessing_context=_START_METHOD,
             )
 
+    def start(self) -> None:
+        """Start the loader processes now instead of at the first iteration."""
+        if self._loader is not None:
+            self._started = iter(self._loader)
+
     def __iter__(self) -> Iterator[MicroBatch]:
+        if self._started is not None:
+            started, self._started = self._started, None
+            return started
         if self._loader is not None:
             return iter(self._loader)
         fetched = (self._fetcher[request] for request in self._requests)

@@ -64,6 +64,10 @@ class Evaluator:
             is_repeated=True,
         )
 
+    def start(self) -> None:
+        """Start the loader processes."""
+        self._loader.start()
+
     @during("evaluate")
     def run(self, model: nn.Module) -> Evaluation:
         """Evaluate; the model is left as it was found."""

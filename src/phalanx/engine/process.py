@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from phalanx.planner.plan import Plan
 
+_REST_S = 0.05  # a thread that is done with a reduction needs microseconds to let go of it
 _TIMEOUT = timedelta(minutes=10)  # torch's own default for NCCL
 
 
@@ -78,6 +80,16 @@ class Process:
         """Wait until every rank is here."""
         if self.world > 1:
             dist.barrier(group=self.control)
+
+    def rest(self) -> None:
+        """Let every native thread come to rest before this process forks.
+
+        A thread of gloo that lets go of a tensor makes itself known to Python under a lock of the
+        interpreter; a child forked at that moment waits for the lock forever (CPython 3.11,
+        _PyThreadState_DeleteExcept; later versions make the lock anew in the child)."""
+        if self.world > 1:
+            self.barrier()
+            time.sleep(_REST_S)
 
     def describe(self) -> str:
         """The device in words, for the start-up proof."""

@@ -136,20 +136,26 @@ class Worker:
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         strategy.resume()
+        evaluator = self._make_evaluator(saving.average)
+        if plan.workers.value > 0:  # all loader processes are forked here, before any step
+            self.process.rest()
+            if evaluator is not None:
+                evaluator.start()
+        feed = self._make_feed(fetcher, counters.step, probe)
         self._say_start(counters, saved)
         loop = Loop(
             job=job,
             plan=plan,
             strategy=strategy,
             train_step=train_step,
-            evaluator=self._make_evaluator(saving.average),
+            evaluator=evaluator,
             terms=terms,
             save=during("save")(saving.save),
             loss_scale=lambda: self.precision.loss_scale,
             counters=counters,
         )
         with during("step", lambda: counters.step):
-            for kind, facts in loop.run(self._make_feed(fetcher, counters.step, probe)):
+            for kind, facts in loop.run(feed):
                 if self.process.is_first:
                     self.events.write(kind, **facts)
         return self._outcome(loop)
