@@ -18,8 +18,6 @@ from pydantic import (
     WithJsonSchema,
 )
 
-SCHEMA_VERSION = 1
-
 Unit = Literal["steps", "epochs", "minutes", "percent"]
 
 _INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?|minutes?|min|%|percent)?\s*$")

@@ -144,11 +144,6 @@ class EventReader:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
 
-    def skip_to_end(self) -> None:
-        """Leave out what is there already."""
-        for path in self._folder.glob("*.jsonl"):
-            self._offsets[path] = path.stat().st_size
-
     def read(self) -> list[Event]:
         """New whole events of all writers, by time."""
         events: list[Event] = []

@@ -96,16 +96,6 @@ def test_a_reader_gets_only_what_is_new(tmp_path):
     assert reader.read() == []
 
 
-def test_a_reader_may_skip_what_is_there(tmp_path):
-    writer = EventWriter(tmp_path, "rank-0")
-    stop(writer, "old")
-    reader = EventReader(tmp_path)
-    reader.skip_to_end()
-    stop(writer, "new")
-    stop(EventWriter(tmp_path, "rank-1"), "other")
-    assert reasons(reader.read()) == ["new", "other"]
-
-
 def test_a_folder_that_is_not_there_has_no_events(tmp_path):
     assert read_events(tmp_path / "nowhere") == []
 
