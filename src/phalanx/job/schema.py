@@ -176,6 +176,20 @@ class Ddp(_Strict):
     """Gradient bucket size in MiB. Default: torch's own, 25 MiB with a first bucket of 1 MiB."""
 
 
+class Deepspeed(_Strict):
+    """Settings of DeepSpeed's ZeRO, for `strategy: deepspeed`."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each rank holds only a part of: 1 optimizer state, 2 also gradients, 3 also weights."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and the fp32 weights in host memory, and update them there."""
+    offload_parameters: bool = False
+    """Keep weights that are not in use in host memory; needs stage 3."""
+    config: str | dict[str, Any] | None = None
+    """DeepSpeed's own JSON file. What it says of batch, optimizer, schedule and precision becomes
+    keys of this job, the rest goes to DeepSpeed; the run keeps its content."""
+
+
 class Logging(_Strict):
     """What is written down while training."""
 
@@ -220,8 +234,8 @@ class Job(_Strict):
     """Seed of sample order, per-sample randomness, dropout and initial weights."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
     """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How ranks share the work."""
+    strategy: Literal["auto", "single", "ddp", "deepspeed"] = "auto"
+    """How ranks share the work: `ddp` holds the model on each, `deepspeed` spreads it (ZeRO)."""
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
@@ -246,6 +260,8 @@ class Job(_Strict):
     """How samples reach the model."""
     ddp: Ddp = Ddp()
     """Settings of DistributedDataParallel."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Settings of DeepSpeed's ZeRO."""
     logging: Logging = Logging()
     """What is written down while training."""
 
