@@ -41,7 +41,11 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "strategy": (
         str | None,
-        typer.Option("--strategy", help="auto, single, ddp or deepspeed."),
+        typer.Option("--strategy", help="auto, single, ddp, fsdp or deepspeed."),
+    ),
+    "fsdp": (
+        bool | None,
+        typer.Option("--fsdp", help="Spread the model over the ranks: `--strategy fsdp`."),
     ),
     "deepspeed": (
         str | None,
@@ -126,7 +130,9 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
     for name, value in given.items():
         key, typed = _KEYS.get(name, name), value
-        if name == "gpus":
+        if name == "fsdp":
+            key, typed = "strategy", "fsdp"
+        elif name == "gpus":
             key, typed = "devices.gpus", parse_gpus(value)
         elif name in ("save_every", "stop_after"):
             typed = f"{value[0]:g} {value[1]}"

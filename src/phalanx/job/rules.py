@@ -248,6 +248,13 @@ def _devices(loaded: LoadedJob) -> Iterator[Finding]:
             why=loaded.said("strategy", key),
             fix=loaded.line_for("strategy", "ddp"),
         )
+    if loaded.job.strategy == "fsdp" and loaded.job.determinism == "exact":
+        yield Finding(
+            slug="exact-sharded",
+            what="`determinism: exact` adds up whole gradients, `fsdp` never holds one",
+            why=loaded.said("determinism", "strategy"),
+            fix=loaded.line_for("strategy", "ddp"),
+        )
     if devices.backend == "nccl" and devices.cpu is not None and gpus is None:
         yield Finding(
             slug="nccl-on-cpu",
