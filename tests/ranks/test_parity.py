@@ -23,12 +23,19 @@ WORLDS = [
 
 
 def plain_loop(
-    options, *, global_batch=10, micro=3, steps=12, seed=7, after_step=lambda model, step: None
+    options,
+    *,
+    global_batch=10,
+    micro=3,
+    steps=12,
+    seed=7,
+    dtype=torch.float64,
+    after_step=lambda model, step: None,
 ):
     """What a person would write for one device, with nothing of the engine but the order."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
-    model = recipe.model().double()
+    model = recipe.model().to(dtype)
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.01)
     data = recipe.data("train")

@@ -27,6 +27,7 @@ from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
@@ -34,6 +35,7 @@ from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
+from phalanx.planner.deepspeed import deepspeed_settings
 from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
@@ -164,7 +166,11 @@ class Worker:
                 shard_ranks=self.plan.shard_ranks.value,
                 build=self.plan.build.value,
             )
-        model = self.precision.convert(self.recipe.model()).to(self.process.device)
+        model = self.precision.convert(self.recipe.model())
+        if self.plan.strategy.value == "deepspeed":
+            settings = deepspeed_settings(self.job, self.plan)
+            return Deepspeed(self.recipe, model, self.process, settings)
+        model = model.to(self.process.device)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)
         if self.plan.strategy.value == "ddp":

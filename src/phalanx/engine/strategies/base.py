@@ -3,7 +3,7 @@ what each rank holds of the state that a checkpoint keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -156,6 +156,10 @@ class Strategy:
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def follow_updates(self, hook: Callable[..., None]) -> None:
+        """Call a hook after each update, with the arguments of torch's hooks after a step."""
+        self.optimizer.register_step_post_hook(hook)
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients on this rank that the optimizer is going to use."""

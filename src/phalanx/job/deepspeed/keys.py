@@ -26,14 +26,14 @@ def is_count(value: Any) -> bool:
 
 FLAG = Kind("`true` or `false`", lambda value: isinstance(value, bool), True)
 COUNT = Kind("a whole number, 0 or more", is_count, 500000000)
-TEXT = Kind("text", lambda value: isinstance(value, str), "fp32")
+TEXT = Kind("text", lambda value: isinstance(value, str), "warning")
+TYPE = Kind("`fp32`, `bf16` or `fp16`", lambda value: value in ("fp32", "bf16", "fp16"), "fp32")
 SECTION = Kind("a section in braces", lambda value: isinstance(value, dict), {})
 
 HANDED_ON: dict[str, Kind] = {
     "activation_checkpointing": SECTION,
     "comms_logger": SECTION,
-    "communication_data_type": TEXT,
-    "data_types": SECTION,
+    "communication_data_type": TYPE,
     "disable_python_gc": FLAG,
     "dump_state": FLAG,
     "flops_profiler": SECTION,

@@ -5,7 +5,7 @@ Which key is which is in `job.deepspeed.keys`."""
 from __future__ import annotations
 
 from phalanx.job.deepspeed import keys
-from phalanx.job.deepspeed.keys import FLAG
+from phalanx.job.deepspeed.keys import FLAG, TYPE
 from phalanx.job.deepspeed.training import TRAINING_KEYS
 from phalanx.job.deepspeed.translation import Translation
 from phalanx.job.origin import show
@@ -22,8 +22,9 @@ _OFFLOAD_NVME = (
 
 def translate_sections(made: Translation) -> None:
     _zero(made)
+    _data_types(made)
     for key, value in made.file.content.items():
-        if key == "zero_optimization" or key in TRAINING_KEYS or key in keys.SET_BY_PHALANX:
+        if key in ("zero_optimization", "data_types", *TRAINING_KEYS, *keys.SET_BY_PHALANX):
             continue
         if key in keys.HANDED_ON:
             made.hand_on(key, keys.HANDED_ON[key])
@@ -34,7 +35,13 @@ def translate_sections(made: Translation) -> None:
             if why := keys.refusal(key, value):
                 made.refuse(key, why)
         else:
-            known = ("zero_optimization", *TRAINING_KEYS, *keys.HANDED_ON, *keys.REFUSED)
+            known = (
+                "zero_optimization",
+                "data_types",
+                *TRAINING_KEYS,
+                *keys.HANDED_ON,
+                *keys.REFUSED,
+            )
             made.unknown(key, [*known, *keys.IGNORED])
 
 
@@ -57,6 +64,15 @@ def _zero(made: Translation) -> None:
                 made.refuse(full, why)
         else:
             made.unknown(full, ["stage", *_OFFLOADS, *keys.ZERO_HANDED_ON])
+
+
+def _data_types(made: Translation) -> None:
+    for key in made.section("data_types"):
+        full = f"data_types.{key}"
+        if key == "grad_accum_dtype":
+            made.hand_on(full, TYPE)
+        elif made.is_said(full):
+            made.refuse(full, "weights and buffers are of the types that the precision gives them")
 
 
 def _stage(made: Translation, full: str) -> None:

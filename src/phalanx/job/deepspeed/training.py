@@ -90,11 +90,12 @@ def _optimizer(made: Translation) -> None:
     section = made.section("optimizer")
     if not section:
         return
-    name = _OPTIMIZERS.get(str(section.get("type")).lower())
-    if name is None:
+    kind = str(section.get("type")).lower()
+    if kind not in (*_OPTIMIZERS, "auto"):
         made.refuse("optimizer.type", "there are AdamW and SGD", '"type": "AdamW"')
         return
-    made.add("optimizer.type", "optimizer.name", name)
+    if kind != "auto":
+        made.add("optimizer.type", "optimizer.name", _OPTIMIZERS[kind])
     for key in section:
         if key not in ("type", "params", "legacy_fusion"):
             made.unknown(f"optimizer.{key}", ("type", "params"))
@@ -111,7 +112,7 @@ def _optimizer(made: Translation) -> None:
         elif key not in _OTHER_ADAMS:
             made.unknown(full, [*_OPTIMIZER_KEYS, *_ADAM_FLAGS])
     made.leave_out("optimizer.params.weight_decay", "optimizer.weight_decay", 0)
-    if name == "sgd":
+    if kind == "sgd":
         made.leave_out("optimizer.params.momentum", "optimizer.momentum", 0)
 
 
@@ -119,12 +120,13 @@ def _scheduler(made: Translation) -> None:
     section = made.section("scheduler")
     if not section:
         return
-    name = _SCHEDULES.get(str(section.get("type")))
-    if name is None:
+    kind = str(section.get("type"))
+    if kind not in (*_SCHEDULES, "auto"):
         choices = ", ".join(f'"{kind}"' for kind in _SCHEDULES)
         made.refuse("scheduler.type", f"there are {choices}", '"type": "WarmupCosineLR"')
         return
-    made.add("scheduler.type", "schedule.name", name)
+    if kind != "auto":
+        made.add("scheduler.type", "schedule.name", _SCHEDULES[kind])
     for key in section:
         if key not in ("type", "params"):
             made.unknown(f"scheduler.{key}", ("type", "params"))
