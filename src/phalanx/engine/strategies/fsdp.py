@@ -33,7 +33,7 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import local_part, shard_of
 from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.errors import Finding
+from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
 from phalanx.recipe.interface import Recipe
 
@@ -53,7 +53,7 @@ def make_fsdp(
         strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
         _move_whole(model, process.device)
         return strategy
-    blueprint = Blueprint(recipe)
+    blueprint = _draw(recipe)
     model = precision.convert(blueprint.model)
     strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
     blueprint.make_room(torch.device("cpu") if job.offload else process.device)
@@ -61,6 +61,21 @@ def make_fsdp(
     blueprint.fill({name: shard_of(tensor, is_first=True) for name, tensor in named})
     _move_whole(model, process.device)
     return strategy
+
+
+def _draw(recipe: Recipe) -> Blueprint:
+    try:
+        return Blueprint(recipe)
+    except Exception as error:
+        raise UserError(
+            Finding(
+                slug="build-parts",
+                what="the recipe's model cannot be built in parts, without memory at first",
+                why=f"recipe.model() on torch's meta device: {type(error).__name__}: {error}",
+                fix="fsdp.build=whole, if every rank's whole model fits into host memory; or do "
+                "not look at the values of weights while the model is built",
+            )
+        ) from error
 
 
 def _is_whole(parameter: nn.Parameter) -> bool:
