@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from phalanx.run.events import read_events
 from tests.ranks.runs import (
     assert_same_bits,
     change_run,
@@ -110,3 +111,20 @@ def test_a_checkpoint_fits_any_strategy_and_number_of_ranks(pool, tmp_path):
         assert read(run).keys() == read(unbroken).keys()
         for name, tensor in read(unbroken).items():
             torch.testing.assert_close(read(run)[name], tensor, rtol=0, atol=TOLERANCE)
+
+
+def scales(run):
+    return [e.data["loss_scale"] for e in read_events(run.events) if e.kind == "step"]
+
+
+def test_an_overflow_in_one_shard_is_one_for_all(pool, tmp_path):
+    # At the first scale of 65,536 a gradient of 1 is beyond fp16's 65,504.
+    changes = {"precision": "fp16", "options": {**OPTIONS, "cast": True, "loud": True}}
+    changes |= {"steps": 30, "optimizer": {"lr": 0.01}}
+    one = train(pool, make_run(tmp_path / "one", ranks=1, **changes), ranks=1)
+    many = train(pool, fsdp(tmp_path / "many", ranks=4, **changes), ranks=4)
+    assert scales(one)[-1] < 65536, "nothing overflowed"
+    # Gradients of weights that travel in fp16 are fp16 too: they overflow a little earlier.
+    assert scales(one)[-1] / 4 <= scales(many)[-1] <= scales(one)[-1]
+    assert losses(many)[30] == pytest.approx(losses(one)[30], rel=0.05)
+    assert losses(many)[30] < 0.8 * losses(many)[1]

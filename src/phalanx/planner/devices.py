@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from phalanx.errors import Finding
@@ -89,9 +90,14 @@ def _place_on_gpus(job: Job, machine: Machine) -> Placement:
     return Placement(
         Decision("cuda", f"{len(visible)} CUDA GPUs are visible"),
         Decision([gpu.cuda_index or 0 for gpu in cards], reason),
-        Decision(len(cards), "one rank per GPU"),
+        Decision(len(cards), _ranks_per_gpu([gpu.cuda_index for gpu in cards])),
         cards,
     )
+
+
+def _ranks_per_gpu(ids: list[int | None]) -> str:
+    shared = [f"GPU {i} carries {n}" for i, n in Counter(ids).items() if n > 1]
+    return "; ".join(shared) or "one rank per GPU"
 
 
 def choose_backend(

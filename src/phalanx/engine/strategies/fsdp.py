@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -24,7 +23,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.engine.blocks import find_blocks
@@ -35,7 +33,7 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import local_part, shard_of
 from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.errors import Finding
+from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
 from phalanx.recipe.interface import Recipe
 
@@ -55,7 +53,7 @@ def make_fsdp(
         strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
         _move_whole(model, process.device)
         return strategy
-    blueprint = Blueprint(recipe)
+    blueprint = _draw(recipe)
     model = precision.convert(blueprint.model)
     strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
     blueprint.make_room(torch.device("cpu") if job.offload else process.device)
@@ -63,6 +61,21 @@ def make_fsdp(
     blueprint.fill({name: shard_of(tensor, is_first=True) for name, tensor in named})
     _move_whole(model, process.device)
     return strategy
+
+
+def _draw(recipe: Recipe) -> Blueprint:
+    try:
+        return Blueprint(recipe)
+    except Exception as error:
+        raise UserError(
+            Finding(
+                slug="build-parts",
+                what="the recipe's model cannot be built in parts, without memory at first",
+                why=f"recipe.model() on torch's meta device: {type(error).__name__}: {error}",
+                fix="fsdp.build=whole, if every rank's whole model fits into host memory; or do "
+                "not look at the values of weights while the model is built",
+            )
+        ) from error
 
 
 def _is_whole(parameter: nn.Parameter) -> bool:
@@ -109,12 +122,7 @@ class Fsdp(Strategy):
 
     def adopt(self, optimizer: Optimizer, precision: Precision, clip_norm: float | None) -> None:
         if precision.scaler.is_enabled():
-            # An overflow in one rank's shard must be seen by all.
-            scale = precision.scaler.state_dict()
-            precision.scaler = ShardedGradScaler(
-                self.process.device.type, process_group=dist.group.WORLD
-            )
-            precision.scaler.load_state_dict(scale)
+            precision.scaler = _ShardScaler(self.process)
         super().adopt(optimizer, precision, clip_norm)
 
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
@@ -170,6 +178,32 @@ class Fsdp(Strategy):
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [m for m in self.bare_loss.modules() if isinstance(m, FSDPModule)]
+
+
+class _ShardScaler(torch.amp.GradScaler):
+    """Loss scaling over shards: an overflow in one rank's shard is one for all. (torch's own for
+    sharded gradients does not take them together with parameters that are not sharded.)"""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.device.type)
+        self._process = process
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Any, found_inf: Any, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        gradients: dict[torch.device, list[torch.Tensor]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    part = local_part(parameter.grad)
+                    gradients.setdefault(part.device, []).append(part)
+        total = found_inf.clone()
+        for device, parts in gradients.items():
+            found = torch.zeros_like(found_inf, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(parts, found, inv_scale.to(device))
+            total += found.to(total.device)
+        # One number for all devices, and 1: the fused kernels compare with 1, not with 0.
+        return {total.device: self._process.sum_(total).clamp_(max=1.0)}
 
 
 class _Sharding:
