@@ -1,4 +1,4 @@
-"""A team's own DeepSpeed file trains as it is, through the real command, and is not needed again."""
+"""A team's own DeepSpeed file trains as it is, by the real command, and is not needed again."""
 
 import json
 

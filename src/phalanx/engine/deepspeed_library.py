@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -57,13 +58,16 @@ def on_device(process: Process) -> Iterator[None]:
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """Keep DeepSpeed from warning about a step that is thrown away on purpose."""
+def throwing_away(zero: Any) -> Iterator[None]:
+    """Inside, a step that overflows on purpose leaves no warning and no trace in the loss scale."""
     from deepspeed.utils import logger
 
-    level = logger.level
+    level, scaler = logger.level, zero.loss_scaler
     logger.setLevel("ERROR")
+    zero.loss_scaler = copy(scaler)
+    zero.loss_scaler.raise_error_at_min_scale = False
     yield
+    zero.loss_scaler = scaler
     logger.setLevel(level)
 
 
@@ -86,6 +90,8 @@ class LossScale(torch.amp.GradScaler):
             record |= {
                 "growth_interval": own.scale_window,
                 "_growth_tracker": good_steps % own.scale_window,
+                # DeepSpeed's own: it tells 0 good steps from a whole window of them.
+                "good_steps": good_steps,
                 "hysteresis": own.cur_hysteresis,
             }
         return record
@@ -95,5 +101,6 @@ class LossScale(torch.amp.GradScaler):
         if not own.dynamic:
             return  # the scale is what the job says
         own.cur_scale = state_dict["scale"]
-        own.cur_iter, own.last_overflow_iter = state_dict["_growth_tracker"], -1
+        good_steps = state_dict.get("good_steps", state_dict["_growth_tracker"])
+        own.cur_iter, own.last_overflow_iter = good_steps, -1
         own.cur_hysteresis = state_dict.get("hysteresis", own.delayed_shift)

@@ -15,6 +15,8 @@ _SPREAD = {
     3: "optimizer state, gradients and weights are spread over the ranks",
 }
 
+_BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
+
 
 def choose_zero_stage(job: Job, strategy: str) -> Decision[int | None]:
     """How much ZeRO spreads."""
@@ -73,6 +75,8 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
     settings: dict[str, Any] = deepcopy(given) if isinstance(given, dict) else {}
     zero = settings.setdefault("zero_optimization", {})
     zero["stage"] = plan.zero_stage.value
+    # DeepSpeed allocates the whole bucket, 2 GB by default: more than the model has is waste.
+    zero.setdefault("reduce_bucket_size", min(_BUCKET, plan.parameters.value))
     offloaded = {
         "offload_optimizer": job.deepspeed.offload_optimizer,
         "offload_param": job.deepspeed.offload_parameters,
@@ -90,14 +94,18 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
         "timers": {"throughput": {"enabled": False}},
         **settings,
         "train_micro_batch_size_per_gpu": plan.micro_batch_size.value,
-        # Slots may be unequal: the strategy says which pass of a step is the last. Where gradients
-        # are added up in host memory, DeepSpeed's own count of passes would lose those of a
-        # parameter that the last pass does not reach (0.19.8).
+        # Slots may be unequal: the strategy says which pass of a step is the last.
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": not (
-            job.deepspeed.offload_optimizer and plan.accumulation.value > 1
-        ),
+        "managed_gradient_accumulation": not _adds_up_in_host_memory(job, plan),
         "gradient_clipping": job.optimizer.clip_norm or 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+
+
+def _adds_up_in_host_memory(job: Job, plan: Plan) -> bool:
+    """Whether gradients of several passes meet in host memory. There DeepSpeed 0.19.8 hands over
+    what it has added up in the last pass, and loses the gradients of a parameter that this pass
+    does not reach; left to the update, it hands over everything."""
+    settings = job.deepspeed
+    return settings.offload_optimizer and settings.stage > 1 and plan.accumulation.value > 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.buffers import SharedBuffers
-from phalanx.engine.deepspeed_library import LossScale, import_deepspeed, on_device, silence
+from phalanx.engine.deepspeed_library import LossScale, import_deepspeed, on_device, throwing_away
 from phalanx.engine.norms import widen_norms
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.optimizer_state import OptimizerState
@@ -121,17 +121,14 @@ class Deepspeed(Strategy):
         """One pass that is thrown away, to see which buffers forward changes and which parameters
         get no gradient."""
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        scale = self.precision.scaler.state_dict()
         learning = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        with _watched(learning, self._reached), silence():
+        with _watched(learning, self._reached), throwing_away(self._zero):
             self._is_settling = True
             self.before_step(1)
             run_backward(micro_batch)
             self._engine.step()
             self._is_settling = False
         self._partitions.clear_gradients()
-        if scale:
-            self.precision.scaler.load_state_dict(scale)
         findings = self._buffers.notice_changes(kept)
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():

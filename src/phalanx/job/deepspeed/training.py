@@ -50,6 +50,8 @@ def _batch(made: Translation, *, has_batch: bool) -> None:
     if made.is_said("gradient_clipping"):
         norm = made.file.value("gradient_clipping")
         made.add("gradient_clipping", "optimizer.clip_norm", None if norm == 0 else norm)
+    if made.file.lines:  # a file; what a run keeps of one says nothing of its training
+        made.leave_out("gradient_clipping", "optimizer.clip_norm", 1.0)
 
 
 def _precision(made: Translation) -> None:
