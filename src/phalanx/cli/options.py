@@ -40,6 +40,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         typer.Option("--precision", help="auto, fp32, tf32, bf16, fp16 or fp64."),
     ),
     "strategy": (str | None, typer.Option("--strategy", help="auto, single or ddp.")),
+    "activation_checkpointing": (
+        str | None,
+        typer.Option(
+            "--activation-checkpointing",
+            help="auto, on or off: recompute activations in backward instead of keeping them.",
+        ),
+    ),
     "save_every": (
         tuple[float, str] | None,
         typer.Option("--save-every", help="`500 steps`, `2 epochs` or `10 minutes`."),

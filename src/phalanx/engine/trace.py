@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import Trace
@@ -75,6 +76,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        num_blocks=len(find_blocks(recipe, model)),
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=_fetch_seconds(train),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from phalanx.engine.blocks import find_blocks
 from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move, name_samples
 from phalanx.engine.ema import WeightAverage
@@ -23,6 +24,7 @@ from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process, StopRequest, join
+from phalanx.engine.recompute import recompute_in_backward
 from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
@@ -102,6 +104,8 @@ class Worker:
         plan, job = self.plan, self.job
         data = self.recipe.data("train")
         model = self._make_model()
+        if plan.activation_checkpointing.value:  # before a strategy shards the blocks
+            recompute_in_backward(find_blocks(self.recipe, model))
         strategy = self._make_strategy(model)
         optimizer = make_optimizer(self.recipe, model, job.optimizer, plan.lr.value)
         fetcher = Fetcher(self.recipe, data, seed=job.seed, is_shuffled=True)

@@ -43,6 +43,8 @@ class Plan:
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]
     """`resume` or `fast`."""
+    activation_checkpointing: Decision[bool] = Decision(False, "activation_checkpointing = off")
+    """Whether blocks keep their inputs only and run again in backward."""
     threads: Decision[int]
     """CPU threads inside an operator, per rank. Kept on resume: it changes the last bits."""
 

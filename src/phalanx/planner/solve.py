@@ -19,6 +19,7 @@ from phalanx.planner.batch_size import (
     keep_micro_batch,
 )
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.memory import choose_activation_checkpointing
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
 from phalanx.planner.trace import Trace
@@ -47,6 +48,8 @@ def solve_plan(
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
     findings += batch_findings(batch, ranks, trace)
+    checkpointing, no_blocks = choose_activation_checkpointing(job, trace)
+    findings += no_blocks
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -57,6 +60,7 @@ def solve_plan(
         strategy=devices.choose_strategy(job, ranks),
         precision=precision,
         determinism=determinism,
+        activation_checkpointing=checkpointing,
         threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),

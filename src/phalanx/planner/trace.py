@@ -23,6 +23,8 @@ class Trace:
     trainable_parameters: int
     parameter_bytes: int
     has_batchnorm: bool
+    num_blocks: int = 0
+    """Repeated parts of the model, which can be checkpointed, sharded and compiled one by one."""
     metric: str
     metric_mode: str
     fetch_s: float | None = None
