@@ -23,21 +23,22 @@ _Place = tuple[nn.Module, str]
 """A buffer: the module that holds it, and its name there."""
 
 
-def recompute_in_backward(blocks: Iterable[Block]) -> None:
-    """Make every block recompute its activations instead of keeping them."""
+def recompute_in_backward(blocks: Iterable[Block], *, watch_buffers: bool = True) -> None:
+    """Make every block recompute its activations instead of keeping them. Without `watch_buffers`
+    they are changed twice: where they have no values anyway."""
     for _, block in blocks:
-        block.forward = _Recomputed(block)
+        block.forward = _Recomputed(block, watch_buffers=watch_buffers)
 
 
 class _Recomputed:
     """A block's forward. It stands on the instance, as a user's own patch of `forward` would, and
     a deep copy of the model gets one that belongs to the copy."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, *, watch_buffers: bool) -> None:
         functools.update_wrapper(self, block.forward)  # keeps the signature for those who look
         self._block = block
         self._forward = block.forward
-        self._changed: list[_Place] | None = None
+        self._changed: list[_Place] | None = None if watch_buffers else []
         """Buffers that forward changes; None before the first call, which finds out."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.errors import Finding, UserError, errors_of
@@ -66,6 +67,10 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
                 fix="point the recipe at data that is there: `phalanx recipes show`",
             )
         )
+    trainable = [p for p in parameters if p.requires_grad]
+    num_blocks = len(find_blocks(recipe, model))
+    has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    activations = trace_activations(recipe, model, train)  # last: it spoils the model
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
@@ -73,13 +78,18 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         num_test_samples=len(test) if test is not None else 0,
         data_fingerprint=digest.hexdigest()[:16],
         parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
-        num_blocks=len(find_blocks(recipe, model)),
+        trainable_parameters=sum(p.numel() for p in trainable),
+        parameter_bytes=sum(p.nbytes for p in parameters),
+        trainable_bytes=sum(p.nbytes for p in trainable),
+        has_batchnorm=has_batchnorm,
+        num_blocks=num_blocks,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=_fetch_seconds(train),
+        input_bytes=activations.input_bytes,
+        activation_bytes=activations.kept,
+        checkpointed_bytes=activations.checkpointed,
+        activations_unknown=activations.unknown,
     )
 
 

@@ -51,6 +51,20 @@ class BatchPlan:
         """Slots of a full step."""
         return ceil(self.global_batch_size / self.micro_batch_size)
 
+    @property
+    def largest_slot(self) -> int:
+        """Samples of the largest micro-batch of a run: the last step of an epoch may hold it."""
+        return max(self._slot_sizes())
+
+    @property
+    def smallest_slot(self) -> int:
+        """Samples of the smallest micro-batch of a run."""
+        return min(self._slot_sizes())
+
+    def _slot_sizes(self) -> list[int]:
+        steps = (0, self.steps_per_epoch - 1)
+        return [slot.stop - slot.start for step in steps for slot in self.slots_of(step)]
+
     def epoch_of(self, step: int) -> float:
         """Passes over the data done after `step` steps."""
         whole, rest = divmod(step, self.steps_per_epoch)

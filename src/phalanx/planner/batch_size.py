@@ -141,12 +141,7 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
                 severity="warning",
             )
         )
-    smallest = min(
-        slot.stop - slot.start
-        for step in (0, batch.steps_per_epoch - 1)
-        for slot in batch.slots_of(step)
-    )
-    if trace.has_batchnorm and smallest == 1:
+    if trace.has_batchnorm and batch.smallest_slot == 1:
         findings.append(
             Finding(
                 slug="batchnorm-of-one",
@@ -165,9 +160,7 @@ def _batch_without_ones(batch: BatchPlan) -> str:
     """The nearest larger global batch that leaves no micro-batch of one sample."""
     for size in range(batch.global_batch_size, 2 * batch.global_batch_size + 2):
         for micro in (batch.micro_batch_size, size):
-            other = BatchPlan(batch.num_samples, size, micro)
-            steps = (0, other.steps_per_epoch - 1)
-            if all(s.stop - s.start > 1 for step in steps for s in other.slots_of(step)):
+            if BatchPlan(batch.num_samples, size, micro).smallest_slot > 1:
                 return f"global_batch_size={size} micro_batch_size={micro}"
     return "use GroupNorm in the model"
 

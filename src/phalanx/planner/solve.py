@@ -19,7 +19,11 @@ from phalanx.planner.batch_size import (
     keep_micro_batch,
 )
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.planner.memory import choose_activation_checkpointing
+from phalanx.planner.memory import (
+    choose_activation_checkpointing,
+    make_footprint,
+    smallest_memory,
+)
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
 from phalanx.planner.trace import Trace
@@ -48,8 +52,6 @@ def solve_plan(
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
     findings += batch_findings(batch, ranks, trace)
-    checkpointing, no_blocks = choose_activation_checkpointing(job, trace)
-    findings += no_blocks
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -60,7 +62,6 @@ def solve_plan(
         strategy=devices.choose_strategy(job, ranks),
         precision=precision,
         determinism=determinism,
-        activation_checkpointing=checkpointing,
         threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
@@ -98,10 +99,14 @@ def solve_plan(
             else {key: getattr(job, key) for key in BATCH_KEYS}
         ),
         has_batchnorm=trace.has_batchnorm,
+        num_blocks=trace.num_blocks,
+        footprint=make_footprint(job, trace, precision.value),
+        device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
-    return plan, findings
+    plan, about_memory = choose_activation_checkpointing(job, plan, previous)
+    return plan, findings + about_memory
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
