@@ -15,6 +15,7 @@ OPTIONS = {"batchnorm": True, "blocks": 3}
         pytest.param(1, {}, id="single"),
         pytest.param(2, {}, id="ddp"),
         pytest.param(2, {"determinism": "exact"}, id="exact"),
+        pytest.param(3, {"strategy": "fsdp"}, id="fsdp"),
     ],
 )
 def test_recomputing_changes_no_bit(pool, tmp_path, ranks, changes):

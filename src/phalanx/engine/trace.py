@@ -68,7 +68,11 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
             )
         )
     trainable = [p for p in parameters if p.requires_grad]
-    num_blocks = len(find_blocks(recipe, model))
+    blocks = [
+        {id(p): p.nbytes for p in block.parameters()} for _, block in find_blocks(recipe, model)
+    ]
+    inside = {key for block in blocks for key in block}
+    outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
     activations = trace_activations(recipe, model, train)  # last: it spoils the model
     return Trace(
@@ -82,7 +86,9 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         parameter_bytes=sum(p.nbytes for p in parameters),
         trainable_bytes=sum(p.nbytes for p in trainable),
         has_batchnorm=has_batchnorm,
-        num_blocks=num_blocks,
+        num_blocks=len(blocks),
+        largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
+        outside_bytes=outside_bytes,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=_fetch_seconds(train),

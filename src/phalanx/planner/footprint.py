@@ -26,6 +26,8 @@ class Parts(NamedTuple):
     gradients: int
     optimizer: int
     average: int
+    gathered: int
+    """Weights of other ranks' shards while a block runs, and gradients before they are spread."""
     inputs: int
     """The samples of this step and the next, which is fetched meanwhile."""
     activations: int | None
@@ -34,7 +36,7 @@ class Parts(NamedTuple):
     @property
     def state(self) -> int:
         """What is there whatever the batch."""
-        return self.weights + self.gradients + self.optimizer + self.average
+        return self.weights + self.gradients + self.optimizer + self.average + self.gathered
 
     @property
     def total(self) -> int:
@@ -54,6 +56,10 @@ class Footprint:
     """Of the weights that learn: gradients, and each copy that the optimizer keeps."""
     optimizer_copies: int
     average_bytes: int
+    gathered_bytes: int = 0
+    """What a sharded model gathers at once."""
+    is_offloaded: bool = False
+    """Whether weights, gradients, optimizer state and average are kept in host memory."""
     input_bytes: int = 0
     """Of one sample."""
     kept: list[Line] | None = None
@@ -72,13 +78,15 @@ class Footprint:
         gradient_copies: int = 1,
         shards: int = 1,
     ) -> Parts:
-        """What one rank holds that runs `samples` samples in a step, over `shards` ranks."""
+        """What the device of one rank holds, which runs `samples` samples in a step."""
         lines = self.checkpointed if is_checkpointed else self.kept
+        held = 0 if self.is_offloaded else 1
         return Parts(
-            weights=self.weight_bytes // shards,
-            gradients=gradient_copies * self.trainable_bytes // shards,
-            optimizer=self.optimizer_copies * self.trainable_bytes // shards,
-            average=self.average_bytes // shards,
+            weights=held * self.weight_bytes // shards,
+            gradients=held * gradient_copies * self.trainable_bytes // shards,
+            optimizer=held * self.optimizer_copies * self.trainable_bytes // shards,
+            average=held * self.average_bytes // shards,
+            gathered=self.gathered_bytes,
             inputs=2 * samples * self.input_bytes,
             activations=max(line.at(micro_batch) for line in lines) if lines else None,
         )

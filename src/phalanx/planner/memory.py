@@ -9,36 +9,55 @@ from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
-from phalanx.planner.footprint import Footprint, Line, Parts
+from phalanx.planner.footprint import Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
 
 _FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
-def make_footprint(job: Job, trace: Trace, precision: str) -> Footprint:
+def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Footprint:
     """What the model and a sample take in this precision, with the job's optimizer."""
+    is_sharded = strategy == "fsdp"
+    is_half = precision in ("bf16", "fp16")
     wide = 2 if precision == "fp64" else 1  # every other one leaves the weights as they are
     trainable = trace.trainable_bytes
     if trainable is None:
         trainable = 4 * trace.trainable_parameters
     average = max(trainable, 4 * trace.trainable_parameters)  # kept in fp32 or wider
     optimizer = job.optimizer
-    traced = "bf16" if precision in ("bf16", "fp16") else "fp32"
+    traced = "bf16" if is_half else "fp32"
+    # Gathered weights are in 16 bits already: autocast makes no copies of them.
+    copies = trace.parameter_bytes // 2 if is_sharded and is_half else 0
     return Footprint(
         weight_bytes=wide * trace.parameter_bytes,
         trainable_bytes=wide * trainable,
         optimizer_copies=2 if optimizer.name == "adamw" else int(bool(optimizer.momentum)),
         average_bytes=wide * average if job.ema.decay is not None else 0,
+        gathered_bytes=wide * _gathered(job, trace, is_half) if is_sharded else 0,
+        is_offloaded=is_sharded and job.fsdp.offload,
         input_bytes=trace.input_bytes or 0,
-        kept=_widened(trace.activation_bytes.get(traced), wide),
-        checkpointed=_widened(trace.checkpointed_bytes.get(traced), wide),
+        kept=_changed(trace.activation_bytes.get(traced), wide, copies),
+        checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, copies),
         unknown=trace.activations_unknown,
     )
 
 
-def _widened(lines: list[Line] | None, wide: int) -> list[Line] | None:
-    return None if lines is None else [Line(wide * f, wide * p) for f, p in lines]
+def _gathered(job: Job, trace: Trace, is_half: bool) -> int:
+    """The part outside of the blocks, a block and the next one; and a block's whole gradients."""
+    block = trace.largest_block_bytes
+    weights = trace.outside_bytes + 2 * block
+    if not job.fsdp.reshard_after_forward:
+        weights = trace.parameter_bytes
+    return (weights // 2 if is_half else weights) + block
+
+
+def _changed(lines: list[Line] | None, wide: int, less: int) -> list[Line] | None:
+    if lines is None:
+        return None
+    return upper_lines(
+        Line(max(0, wide * line.fixed - less), wide * line.per_sample) for line in lines
+    )
 
 
 def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
@@ -56,7 +75,7 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
-        shards=ranks if plan.strategy.value == "fsdp" else 1,
+        shards=plan.shard_ranks.value,
     )
 
 

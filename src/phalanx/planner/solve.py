@@ -26,6 +26,7 @@ from phalanx.planner.memory import (
 )
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
+from phalanx.planner.strategy import choose_strategy
 from phalanx.planner.trace import Trace
 
 
@@ -36,6 +37,10 @@ def solve_plan(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
+    chosen, problems = choose_strategy(
+        job, ranks=ranks, device=device, machine=machine, trace=trace
+    )
+    findings += problems
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
     if previous is not None:
@@ -58,8 +63,10 @@ def solve_plan(
         device=placement.device,
         gpus=placement.gpus,
         ranks=placement.ranks,
-        backend=devices.choose_backend(job, placement, machine),
-        strategy=devices.choose_strategy(job, ranks),
+        backend=devices.choose_backend(job, placement, machine, chosen.strategy.value),
+        strategy=chosen.strategy,
+        shard_ranks=chosen.shard_ranks,
+        build=chosen.build,
         precision=precision,
         determinism=determinism,
         threads=devices.choose_threads(job, placement, machine, previous),
@@ -100,7 +107,7 @@ def solve_plan(
         ),
         has_batchnorm=trace.has_batchnorm,
         num_blocks=trace.num_blocks,
-        footprint=make_footprint(job, trace, precision.value),
+        footprint=make_footprint(job, trace, precision.value, chosen.strategy.value),
         device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),

@@ -28,6 +28,10 @@ class Trace:
     has_batchnorm: bool
     num_blocks: int = 0
     """Repeated parts of the model, which can be checkpointed, sharded and compiled one by one."""
+    largest_block_bytes: int = 0
+    """Weights of the largest of them."""
+    outside_bytes: int = 0
+    """Weights in none of them."""
     metric: str
     metric_mode: str
     fetch_s: float | None = None

@@ -62,7 +62,7 @@ def test_memory_is_predicted_by_part(solve):
     plan, _ = solve("2x4090", precision="bf16", **keys)
     parts = predict_parts(plan)
     # Frozen weights have no gradient, no moments and no average; 8 samples a step and 8 ahead.
-    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 16 * MIB, 5 * GIB)
+    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 0, 16 * MIB, 5 * GIB)
     assert plan.memory_bytes.value == parts.total == 816 * MIB + 5 * GIB
     for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
         assert text in plan.memory_bytes.reason
@@ -70,6 +70,20 @@ def test_memory_is_predicted_by_part(solve):
     plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **keys)
     assert predict_parts(plan)[:4] == (800 * MIB, 200 * MIB, 200 * MIB, 200 * MIB)
     assert predict_parts(plan).activations == 16 * GIB
+
+
+def test_shards_are_predicted_with_what_is_gathered(solve):
+    trace = {**TRACE, "largest_block_bytes": 20 * MIB, "outside_bytes": 40 * MIB}
+    keys = {"global_batch_size": 16, "micro_batch_size": 4, "trace": trace, "strategy": "fsdp"}
+    # Two blocks and the rest in 16 bits, and the gradients of a block.
+    held = (200 * MIB, 50 * MIB, 100 * MIB, 0, 60 * MIB)
+    parts = predict_parts(solve("2x4090", **keys)[0])
+    assert parts[:5] == held
+    assert parts.activations == 5 * GIB - 200 * MIB, "no copies of the weights in 16 bits"
+    parts = predict_parts(solve("2x4090", fsdp={"offload": True}, **keys)[0])
+    assert parts[:5] == (0, 0, 0, 0, 60 * MIB)
+    parts = predict_parts(solve("2x4090", fsdp={"reshard_after_forward": False}, **keys)[0])
+    assert parts.gathered == 220 * MIB
 
 
 def test_exact_keeps_gradients_for_each_level_of_the_tree(solve):
