@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
@@ -74,6 +75,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
     inside = {key for block in blocks for key in block}
     outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    own_batchnorms = find_own_norms(model)
     activations = trace_activations(recipe, model, train)  # last: it spoils the model
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
@@ -86,6 +88,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         parameter_bytes=sum(p.nbytes for p in parameters),
         trainable_bytes=sum(p.nbytes for p in trainable),
         has_batchnorm=has_batchnorm,
+        own_batchnorms=own_batchnorms,
         num_blocks=len(blocks),
         largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
         outside_bytes=outside_bytes,

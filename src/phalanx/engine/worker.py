@@ -32,6 +32,7 @@ from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.sync_batchnorm import BatchStatistics, synchronise_norms
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
@@ -99,12 +100,16 @@ class Worker:
         self.recipe: Recipe = load_recipe(job.recipe, job.options)
         self.precision = Precision(plan.precision.value, process.device)
         self.precision.configure()
+        self.statistics: BatchStatistics | None = None
+        """Where BatchNorm is synchronised over the ranks."""
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job = self.plan, self.job
         data = self.recipe.data("train")
         strategy = self._make_strategy()
+        if self.statistics is not None:
+            strategy.synchronise(self.statistics)
         if job.init_from is not None:
             load_initial_weights(strategy, Path(job.init_from))
         optimizer = make_optimizer(self.recipe, strategy.model, job.optimizer, plan.lr.value)
@@ -177,6 +182,8 @@ class Worker:
 
     def _adapt(self, model: torch.nn.Module) -> None:
         """Change how the model runs, before a strategy wraps or shards it."""
+        if self.plan.sync_batchnorm.value:
+            self.statistics = synchronise_norms(model, self.process)
         if self.plan.activation_checkpointing.value:
             recompute_in_backward(find_blocks(self.recipe, model))
 

@@ -253,6 +253,9 @@ class Job(_Strict):
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
+    sync_batchnorm: bool = False
+    """Let BatchNorm take its statistics over the micro-batches that the ranks run at the same time,
+    instead of each over its own. Every forward and backward then waits for the other ranks."""
     activation_checkpointing: Switch = "auto"
     """Keep only the inputs of the model's blocks and run each again in backward: much less memory,
     about a third more time, the same bits. `auto` turns it on when the prediction without it does

@@ -114,8 +114,9 @@ def _what_differs(plan: Plan) -> str:
     if plan.determinism.value == "exact":
         return "the bits are from here on those of a run with the new micro-batch"
     if plan.has_batchnorm:
+        where = "the micro-batches of a round" if plan.sync_batchnorm.value else "a micro-batch"
         return (
-            "BatchNorm takes its statistics over a micro-batch and dropout is drawn per "
-            "micro-batch, so the curve changes slightly"
+            f"BatchNorm takes its statistics over {where} and dropout is drawn per micro-batch, "
+            "so the curve changes slightly"
         )
     return "the loss curve is the same, except that dropout is drawn per micro-batch"

@@ -127,7 +127,7 @@ def ignored_batch(job: Job, previous: Plan) -> list[Finding]:
     return findings
 
 
-def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
+def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: bool) -> list[Finding]:
     findings = []
     slots = len(batch.slots_of(0))
     if slots < ranks:
@@ -141,26 +141,32 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
                 severity="warning",
             )
         )
-    if trace.has_batchnorm and batch.smallest_slot == 1:
+    together = ranks if is_synced else 1
+    if trace.has_batchnorm and batch.smallest_round(together) == 1:
         findings.append(
             Finding(
                 slug="batchnorm-of-one",
-                what="a micro-batch holds 1 sample, and the model has BatchNorm",
+                what=f"{_statistics_of(is_synced)} 1 sample, and the model has BatchNorm",
                 why=f"{batch.num_samples} samples, global batch {batch.global_batch_size}, "
                 f"micro-batch {batch.micro_batch_size}: at the end of an epoch or of every step "
-                "one sample is left over; BatchNorm takes statistics over a micro-batch",
-                fix=_batch_without_ones(batch),
+                "one sample is left over; BatchNorm takes statistics over "
+                f"{'what the ranks run at the same time' if is_synced else 'a micro-batch'}",
+                fix=_batch_without_ones(batch, together),
                 severity="warning",
             )
         )
     return findings
 
 
-def _batch_without_ones(batch: BatchPlan) -> str:
+def _statistics_of(is_synced: bool) -> str:
+    return "the ranks together hold" if is_synced else "a micro-batch holds"
+
+
+def _batch_without_ones(batch: BatchPlan, together: int) -> str:
     """The nearest larger global batch that leaves no micro-batch of one sample."""
     for size in range(batch.global_batch_size, 2 * batch.global_batch_size + 2):
         for micro in (batch.micro_batch_size, size):
-            if BatchPlan(batch.num_samples, size, micro).smallest_slot > 1:
+            if BatchPlan(batch.num_samples, size, micro).smallest_round(together) > 1:
                 return f"global_batch_size={size} micro_batch_size={micro}"
     return "use GroupNorm in the model"
 

@@ -48,6 +48,8 @@ class Plan:
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]
     """`resume` or `fast`."""
+    sync_batchnorm: Decision[bool] = Decision(False, "sync_batchnorm = false")
+    """Whether BatchNorm takes its statistics over all ranks."""
     activation_checkpointing: Decision[bool] = Decision(False, "activation_checkpointing = off")
     """Whether blocks keep their inputs only and run again in backward."""
     threads: Decision[int]

@@ -47,7 +47,7 @@ def _cut(plan: Plan) -> BatchPlan | None:
     others = range(2, old.micro_batch_size) if _keeps_two(plan) else ()
     for micro in (*halves[1:], *others):
         batch = replace(old, micro_batch_size=micro)
-        is_allowed = batch.smallest_slot > 1 or not _keeps_two(plan)
+        is_allowed = _smallest(plan, batch) > 1 or not _keeps_two(plan)
         if batch.largest_slot < old.largest_slot and is_allowed:
             return batch
     return None
@@ -56,15 +56,21 @@ def _cut(plan: Plan) -> BatchPlan | None:
 def _keeps_two(plan: Plan) -> bool:
     """Whether no micro-batch may be cut to one sample: BatchNorm cannot take statistics over it (it
     raises where a channel has one value). A job that has such micro-batches anyway may."""
-    return plan.has_batchnorm and plan.batch.smallest_slot > 1
+    return plan.has_batchnorm and _smallest(plan, plan.batch) > 1
+
+
+def _smallest(plan: Plan, batch: BatchPlan) -> int:
+    """The fewest samples that BatchNorm takes statistics over."""
+    return batch.smallest_round(plan.ranks.value if plan.sync_batchnorm.value else 1)
 
 
 def why_not_smaller(plan: Plan) -> str:
     """Why the micro-batch cannot be cut any more."""
     if plan.batch.largest_slot > 1 and _keeps_two(plan):
+        where = "over the ranks" if plan.sync_batchnorm.value else "in every micro-batch"
         return (
             f"it is not cut below {plan.batch.largest_slot}: BatchNorm needs more than 1 sample "
-            "in every micro-batch"
+            f"{where}"
         )
     return "it cannot be cut: it holds 1 sample"
 

@@ -26,7 +26,7 @@ from phalanx.planner.memory import (
 )
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
-from phalanx.planner.strategy import choose_strategy
+from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
 
 
@@ -40,6 +40,8 @@ def solve_plan(
     chosen, problems = choose_strategy(
         job, ranks=ranks, device=device, machine=machine, trace=trace
     )
+    findings += problems
+    synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
@@ -56,7 +58,7 @@ def solve_plan(
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    findings += batch_findings(batch, ranks, trace)
+    findings += batch_findings(batch, ranks, trace, is_synced=synced.value)
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -69,6 +71,7 @@ def solve_plan(
         build=chosen.build,
         precision=precision,
         determinism=determinism,
+        sync_batchnorm=synced,
         threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
@@ -184,7 +187,10 @@ def _worker_env(
 
 
 def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
+    # Only where it is on: a run from before there was such a key is one without.
+    synced = {"sync_batchnorm": True} if job.sync_batchnorm and trace.has_batchnorm else {}
     return {
+        **synced,
         "recipe": job.recipe,
         "recipe_fingerprint": trace.recipe_fingerprint,
         "options": trace.options,

@@ -26,6 +26,8 @@ class Trace:
     parameter_bytes: int
     trainable_bytes: int | None = None
     has_batchnorm: bool
+    own_batchnorms: list[str] = field(default_factory=list)
+    """Those with a forward of their own, which cannot be synchronised."""
     num_blocks: int = 0
     """Repeated parts of the model, which can be checkpointed, sharded and compiled one by one."""
     largest_block_bytes: int = 0
