@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,10 @@ from phalanx.engine.order import dropout_seed
 from phalanx.engine.precision import Precision
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
-from phalanx.recipe.interface import Term
+from phalanx.recipe.interface import Batch, Term
+
+if TYPE_CHECKING:
+    from phalanx.engine.record import Recorder
 
 
 @dataclass
@@ -80,6 +83,8 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._device = strategy.process.device
         self._seed_device = _device_seeder(self._device)
+        self.recorder: Recorder | None = None
+        """Looks on from the first real step."""
 
     def run(self, step: StepInput) -> StepResult:
         """Do one step; gradients are cleared afterwards."""
@@ -95,6 +100,8 @@ class TrainStep:
             self._strategy.contribute_nothing()
         self._strategy.after_step(step.share.num_slots, result)
         self._update(result)
+        if self.recorder is not None:
+            self.recorder.step(step.share.step, lr)
         return result
 
     def discard(self, micro_batch: MicroBatch) -> list[str]:
@@ -109,9 +116,14 @@ class TrainStep:
         self._seed_device(seed)
         batch = self._precision.convert_batch(micro_batch.batch)
         with self._precision.autocast():
-            terms = self._strategy.loss(batch, micro_batch.keys)
+            terms = self._loss(micro_batch, batch)
             objective = self._objective(terms, result)
         torch.autograd.backward(self._precision.scaler.scale(objective))
+
+    def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:
+        if self.recorder is None:
+            return self._strategy.loss(batch, micro_batch.keys)
+        return self.recorder.loss(micro_batch, lambda: self._strategy.loss(batch, micro_batch.keys))
 
     def _objective(self, terms: Mapping[str, Term], result: StepResult) -> torch.Tensor:
         parts = []
@@ -138,6 +150,8 @@ class TrainStep:
             for parameter in parameters:
                 assert parameter.grad is not None
                 parameter.grad.div_(divisor)
+        if self.recorder is not None:
+            self.recorder.gradients(result.weights)
         if self._clip_norm is not None:
             scaler.unscale_(optimizer)
             result.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)

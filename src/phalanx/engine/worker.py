@@ -20,7 +20,7 @@ from phalanx.engine.failure import describe_failure
 from phalanx.engine.loop import Counters, Loop
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
-from phalanx.engine.order import INIT
+from phalanx.engine.order import INIT, check_size
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
@@ -101,6 +101,7 @@ class Worker:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job = self.plan, self.job
         data = self.recipe.data("train")
+        check_size(len(data), plan.num_samples.value, self.process.rank)
         model = self._make_model()
         strategy = self._make_strategy(model)
         optimizer = make_optimizer(self.recipe, model, job.optimizer, plan.lr.value)
@@ -136,6 +137,12 @@ class Worker:
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         strategy.resume()
+        if plan.is_recorded:
+            from phalanx.engine.record import Recorder  # nobody else waits for its imports
+
+            train_step.recorder = Recorder(
+                self.run.recordings, strategy=strategy, optimizer=optimizer
+            )
         evaluator = self._make_evaluator(saving.average)
         if plan.workers.value > 0:  # all loader processes are forked here, before any step
             self.process.rest()
@@ -150,7 +157,8 @@ class Worker:
             train_step=train_step,
             evaluator=evaluator,
             terms=terms,
-            save=during("save")(saving.save),
+            # A recorded run is looked at and thrown away.
+            save=(lambda *_: {}) if plan.is_recorded else during("save")(saving.save),
             loss_scale=lambda: self.precision.loss_scale,
             counters=counters,
         )

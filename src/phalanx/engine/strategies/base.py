@@ -93,3 +93,12 @@ class Strategy:
 
     def after_step(self, num_slots: int, sums: StepSums) -> None:
         """Make gradients, and buffers that forward changed, the same on every rank."""
+
+    def read_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """The gradient of the global batch, for who looks on: whole, or this rank's shard of it as
+        a DTensor. Called on every rank, for the same parameters in the same order."""
+        return parameter.grad
+
+    def read_weight(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The weight, likewise."""
+        return parameter.detach()
