@@ -23,11 +23,12 @@ def verify(
     ranks: Annotated[
         int,
         typer.Option(
-            "--ranks", min=2, help="Ranks to compare with one: GPUs, or CPU processes for them."
+            "--ranks",
+            help="Ranks to compare with one: GPUs, or CPU processes where there are less.",
         ),
     ] = 2,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Optimizer steps to compare, from the first.")
+        int, typer.Option("--steps", help="Optimizer steps to compare, from the first.")
     ] = 5,
     keep: Annotated[
         Path | None,
@@ -65,8 +66,9 @@ def _show(done: Verification) -> None:
 
     plan = done.plan
     ranks = plan.ranks.value
+    recipe = done.recipe.rpartition("/")[2]
     console.say(
-        f"{done.recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.device.value}, "
+        f"{recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.device.value}, "
         f"{plan.strategy.value}, {plan.precision.value}); {plan.accumulation.reason}"
     )
     console.table(
@@ -76,12 +78,11 @@ def _show(done: Verification) -> None:
     )
     for name in done.comparison.unjudged:
         console.say(f"not judged: the weight of `{name}`: its gradient is zero but for rounding")
-    verdict = (
-        f"the same: training on {ranks} ranks is training on one"
-        if done.passed
-        else f"not the same: training on {ranks} ranks is not training on one"
-    )
-    console.say(f"{verdict}, to within {TOLERANCE:g} of the norm in float64")
+    tolerance = f"to {TOLERANCE:g} of the norm, in float64"
+    if done.passed:
+        console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}")
+    else:
+        console.say(f"not the same, {tolerance}; compared up to the first difference")
     if done.kept is not None:
         console.say(f"kept: {done.kept}")
 

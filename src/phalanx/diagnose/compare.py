@@ -81,7 +81,6 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         first = self.first
         return {
-            "same": self.is_same,
             "compared": [_finite(asdict(tally)) for tally in self.tallies.values()],
             "first_difference": None if first is None else _finite(asdict(first)),
             "unjudged": self.unjudged,

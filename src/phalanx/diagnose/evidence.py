@@ -146,13 +146,12 @@ class Evidence:
 
 
 def numbers(one: float | None, many: float | None) -> tuple[str, str]:
-    """Both numbers, with as many digits as it takes to see the difference."""
-    pair = ("", "")
+    """Both numbers, with as many digits as it takes to see the difference, if there is one."""
     for digits in (6, 10, 17):
         pair = _written(one, digits), _written(many, digits)
         if pair[0] != pair[1]:
-            break
-    return pair
+            return pair
+    return _written(one, 6), _written(many, 6)
 
 
 def _written(value: float | None, digits: int) -> str:

@@ -74,6 +74,7 @@ def verify_job(
 ) -> Verification:
     """Train the first steps of a job on one rank and on many, and compare. Raises UserError when
     the job is wrong or one of the runs fails; its logs are left where the Finding says."""
+    _check_request(ranks, steps, keep)
     with _folder(keep) as folder:
         say("looking at the machine and the recipe")
         prepared, notes = _prepare(source, overrides, ranks=ranks, steps=steps)
@@ -93,6 +94,35 @@ def verify_job(
             findings=[*notes, *found, *runs.findings, *([difference] if difference else [])],
             kept=keep,
         )
+
+
+def _check_request(ranks: int, steps: int, keep: Path | None) -> None:
+    problems = []
+    if ranks < 2 or steps < 1:
+        problems.append(
+            Finding(
+                slug="verify-nothing",
+                what=f"{steps} steps on {ranks} ranks are nothing to compare with 1 rank",
+                why=f"--ranks {ranks}, --steps {steps}; at least 2 ranks and 1 step",
+                fix="--ranks 2 --steps 5",
+            )
+        )
+    there = [name for name in (_run_name(1), _run_name(ranks)) if keep and (keep / name).exists()]
+    if there:
+        problems.append(
+            Finding(
+                slug="verify-keep",
+                what=f"`{keep}` holds {' and '.join(there)} already",
+                why=f"--keep {keep}",
+                fix=f"remove them, or --keep {keep}-2",
+            )
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def _run_name(ranks: int) -> str:
+    return "1-rank" if ranks == 1 else f"{ranks}-ranks"
 
 
 @contextmanager
@@ -202,10 +232,7 @@ class _Runs:
                 recordings.append(recording)
                 if plan.batch != side.plan.batch:
                     self._forget()
-                    one, many = (
-                        Side(s.job, replace(s.plan, micro_batch_size=plan.micro_batch_size))
-                        for s in (one, many)
-                    )
+                    one, many = one.cut(plan.micro_batch_size), many.cut(plan.micro_batch_size)
                     break
             else:
                 self.plan = many.plan
@@ -213,9 +240,8 @@ class _Runs:
 
     def _run(self, side: Side) -> tuple[Recording, Plan]:
         ranks = side.plan.ranks.value
-        plural = "" if ranks == 1 else "s"
-        self._say(f"training {self._steps} steps on {ranks} rank{plural}")
-        name = f"{ranks}-rank{plural}"
+        name = _run_name(ranks)
+        self._say(f"training {self._steps} steps on {name.replace('-', ' ')}")
         update = {"output": str(self._folder), "name": name}
         prepared = replace(
             self._prepared, job=side.job.model_copy(update=update), plan=side.plan, findings=[]

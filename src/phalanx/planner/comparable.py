@@ -10,6 +10,7 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Devices, Job
 from phalanx.machine import Machine
 from phalanx.planner.batch import BatchPlan
+from phalanx.planner.batch_size import micro_batches_per_rank
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace import Trace
@@ -23,6 +24,13 @@ class Side:
 
     job: Job
     plan: Plan
+
+    def cut(self, micro: Decision[int]) -> Side:
+        """The same with another micro-batch."""
+        total, ranks = self.plan.global_batch_size.value, self.plan.ranks.value
+        accumulation = micro_batches_per_rank(total, micro.value, ranks)
+        plan = replace(self.plan, micro_batch_size=micro, accumulation=accumulation)
+        return Side(self.job.model_copy(update={"micro_batch_size": micro.value}), plan)
 
 
 def devices_for(job: Job, machine: Machine, ranks: int) -> tuple[Devices, Finding | None]:
@@ -40,10 +48,10 @@ def devices_for(job: Job, machine: Machine, ranks: int) -> tuple[Devices, Findin
     backend = "auto" if asked.backend == "nccl" else asked.backend
     note = Finding(
         slug="verify-on-cpu",
-        what=f"{ranks} CPU processes stand in for {ranks} GPUs",
-        why=f"{len(gpus)} of the job's GPUs are here; what is compared does not depend on where it "
-        "is computed",
-        fix="nothing to do; `--ranks` sets how many",
+        what=f"the {ranks} ranks are CPU processes",
+        why=f"--ranks {ranks}, and the job can have {len(gpus)} GPUs here; samples, batches, "
+        "losses and gradients are the same wherever they are computed",
+        fix="nothing to do",
         severity="note",
     )
     return Devices(cpu=ranks, backend=backend), note

@@ -100,7 +100,7 @@ def what_would_fit(plan: Plan) -> list[str]:
     choices = []
     if plan.device.value == "cuda" and plan.precision.value in ("fp32", "tf32"):
         choices.append("half the activations: `precision=bf16`, or fp16 on cards before Ampere")
-    if plan.precision.value == "fp64":
+    if plan.precision.value == "fp64" and not plan.is_recorded:  # `verify` needs it
         choices.append("half of everything: `precision=fp32`")
     choices.append("a smaller input or a smaller model, by the recipe's options")
     if plan.device.value == "cuda":
