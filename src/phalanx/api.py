@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.follow import Result, run_prepared
+from phalanx.diagnose.compare import TOLERANCE
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.prepare import Source, prepare
@@ -50,6 +51,7 @@ def verify(
     *overrides: str,
     ranks: int = 2,
     steps: int = 5,
+    tolerance: float = TOLERANCE,
     keep: str | Path | None = None,
     **keys: Any,
 ) -> Verification:
@@ -60,6 +62,7 @@ def verify(
         _overrides(overrides, keys),
         ranks=ranks,
         steps=steps,
+        tolerance=tolerance,
         keep=Path(keep) if keep is not None else None,
     )
 

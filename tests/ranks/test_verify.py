@@ -98,6 +98,15 @@ def test_a_rank_that_holds_a_part_of_the_data_is_refused(pool, tmp_path):
         pytest.param(2, {"recipe": RECIPE, "determinism": "exact"}, id="exact"),
         # The attribute is one of the model, and DDP wraps the loss: it is reduced all the same.
         pytest.param(2, {"options": {"fault": "ignored-by-ddp"}}, id="ignored-by-ddp"),
+        pytest.param(
+            3,
+            {
+                "options": {"fault": "bias-before-batchnorm", "samples": 90},
+                "global_batch_size": 30,
+                "micro_batch_size": 10,
+            },
+            id="noise",
+        ),
     ],
 )
 def test_a_clean_recipe_passes(pool, tmp_path, ranks, changes):
@@ -106,7 +115,8 @@ def test_a_clean_recipe_passes(pool, tmp_path, ranks, changes):
     assert explain(compared, one, many) is None
     assert compared.is_same
     assert many.world == ranks and compared.tallies["ranks"].count > 0
-    assert not compared.unjudged
+    is_noisy = changes.get("options", {}).get("fault") == "bias-before-batchnorm"
+    assert compared.unjudged == (["layers.0.bias"] if is_noisy else [])
     busy = {rank for rank, _ in many.slots(0).values()}
     assert busy == set(range(ranks)), "a rank without a slot proves nothing"
     assert compared.tallies["gradient"].largest < 1e-13, "room for faults below the tolerance"

@@ -30,6 +30,10 @@ def verify(
     steps: Annotated[
         int, typer.Option("--steps", help="Optimizer steps to compare, from the first.")
     ] = 5,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="Largest difference allowed, relative to the norm."),
+    ] = 1e-10,
     keep: Annotated[
         Path | None,
         typer.Option("--keep", metavar="DIR", help="Keep both run directories here."),
@@ -49,7 +53,9 @@ def verify(
     from phalanx.launch.verify import verify_job
 
     with console.working("starting") as say:
-        done = verify_job(job, overrides, ranks=ranks, steps=steps, keep=keep, say=say)
+        done = verify_job(
+            job, overrides, ranks=ranks, steps=steps, tolerance=tolerance, keep=keep, say=say
+        )
     if as_json:
         record = done.to_json()
         record["findings"] = [*(note.to_json() for note in notes), *record["findings"]]
@@ -62,7 +68,6 @@ def verify(
 
 def _show(done: Verification) -> None:
     from phalanx.cli import console
-    from phalanx.diagnose.compare import TOLERANCE
 
     plan = done.plan
     ranks = plan.ranks.value
@@ -78,7 +83,7 @@ def _show(done: Verification) -> None:
     )
     for name in done.comparison.unjudged:
         console.say(f"not judged: the weight of `{name}`: its gradient is zero but for rounding")
-    tolerance = f"to {TOLERANCE:g} of the norm, in float64"
+    tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"
     if done.passed:
         console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}")
     else:

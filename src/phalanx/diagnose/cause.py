@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phalanx.diagnose.compare import TOLERANCE, Comparison, Measured
+from phalanx.diagnose.compare import Comparison, Measured
 from phalanx.diagnose.evidence import Evidence, listed, numbers
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding
@@ -19,13 +19,11 @@ _TERM = (
 )
 
 
-def explain(
-    compared: Comparison, one: Recording, many: Recording, tolerance: float = TOLERANCE
-) -> Finding | None:
+def explain(compared: Comparison, one: Recording, many: Recording) -> Finding | None:
     """The first difference with its usual cause; None when the runs are the same."""
     first = compared.first
     if first is not None:
-        return _Cause(first, one, many, tolerance).find()
+        return _Cause(first, one, many, compared.tolerance).find()
     if compared.not_finite is None:
         return None
     step, term = compared.not_finite
@@ -71,10 +69,10 @@ class _Cause:
             return self._start()
         if kind == "loss":
             return self._loss()
-        if self._evidence.is_rounding():
-            return self._rounding()
         if kind == "gradient":
             return self._gradient()
+        if self._evidence.is_rounding():
+            return self._rounding()
         return self._buffer() if kind == "buffer" else self._weight()
 
     def _what(self) -> str:
@@ -198,6 +196,8 @@ class _Cause:
         apart = evidence.disagreement("gradients")
         if apart is not None:
             return self._not_reduced(apart)
+        if evidence.is_rounding():
+            return self._rounding()
         factor, called = evidence.world_factor(), evidence.collectives()
         seen = f"it is {factor} what it is on one rank; " if factor else ""
         seen += f"loss or model talk to other ranks: {listed(called)}; " if called else ""
@@ -266,9 +266,10 @@ class _Cause:
         return Finding(
             slug="verify-rounding",
             what=self._what(),
-            why="the steps before agree and the difference is as small as float32's rounding: part "
-            "of model or loss computes in less than float64, such as `.float()` or an autocast",
-            fix="take the cast out for this check (`x.to(weight.dtype)`), or take it as the same",
+            why="what comes before agrees and the difference is as small as float32's rounding: "
+            "part of model or loss computes in less than float64, such as `.float()`; or gradients "
+            "are so near zero that Adam magnifies their last bits (BatchNorm over two samples)",
+            fix="take the cast out (`x.to(weight.dtype)`), or measure by float32: --tolerance 1e-5",
         )
 
 

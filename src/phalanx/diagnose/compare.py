@@ -69,6 +69,7 @@ class Comparison:
     tallies: dict[str, Tally]
     first: Measured | None
     """None: the runs are the same."""
+    tolerance: float
     unjudged: list[str]
     """Parameters whose gradient is rounding noise: what an optimizer makes of it is not judged."""
     not_finite: tuple[int, str] | None = None
@@ -81,6 +82,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         first = self.first
         return {
+            "tolerance": self.tolerance,
             "compared": [_finite(asdict(tally)) for tally in self.tallies.values()],
             "first_difference": None if first is None else _finite(asdict(first)),
             "unjudged": self.unjudged,
@@ -108,7 +110,7 @@ def compare(one: Recording, many: Recording, tolerance: float = TOLERANCE) -> Co
             first = measured
             break
     not_finite = _first_not_finite(one) if first is None else None
-    return Comparison(tallies, first, sorted(walk.unjudged), not_finite)
+    return Comparison(tallies, first, tolerance, sorted(walk.unjudged), not_finite)
 
 
 class _Walk:
@@ -119,6 +121,8 @@ class _Walk:
         self._many = many
         self._tolerance = tolerance
         self.unjudged: set[str] = set()
+        self._noise = 0.0
+        """How far apart the weights are that are not judged."""
 
     def measure(self) -> Iterator[Measured]:
         for step in range(-1, min(self._one.num_steps, self._many.num_steps)):
@@ -128,6 +132,7 @@ class _Walk:
                 yield from self._tensors("gradient", "gradients", step)
                 self._note_noise(step)
             yield from self._tensors("weight", "parameters", step)
+            self._measure_noise(step)
             yield from self._tensors("buffer", "buffers", step)
 
     def _slots(self, step: int) -> Iterator[Measured]:
@@ -214,7 +219,7 @@ class _Walk:
                     place=name,
                     one=a and a.norm,
                     many=b and b.norm,
-                    apart=_apart(a, b, scale),
+                    apart=_apart(a, b, scale, self._noise if kind == "buffer" else 0.0),
                 )
             for (first, mine), *others in many.replicas(field, step, name):
                 for rank, theirs in others:
@@ -248,6 +253,15 @@ class _Walk:
                 if gradient is not None and 0 < gradient.norm <= limit:
                     self.unjudged.add(name)
 
+    def _measure_noise(self, step: int) -> None:
+        """What is not judged may show in a buffer: the mean before a normalisation has the bias in
+        it. Fingerprints only estimate a distance; none is ten times too small."""
+        pairs = (
+            (self._one.whole("parameters", step, n), self._many.whole("parameters", step, n))
+            for n in self.unjudged
+        )
+        self._noise = 10 * sum(a.distance(b) for a, b in pairs if a is not None and b is not None)
+
 
 def norm_of_all(run: Recording, field: str, step: int) -> float:
     """The norm over all tensors of a kind."""
@@ -255,12 +269,14 @@ def norm_of_all(run: Recording, field: str, step: int) -> float:
     return math.sqrt(sum(w.squares for w in wholes if w is not None and w.is_finite))
 
 
-def _apart(one: Fingerprint | None, many: Fingerprint | None, scale: float) -> float:
+def _apart(
+    one: Fingerprint | None, many: Fingerprint | None, scale: float, noise: float = 0.0
+) -> float:
     if one is None or many is None:
         return 0.0 if one is many else math.inf
     if not (one.is_finite and many.is_finite):
         return 0.0 if one.is_finite == many.is_finite else math.inf
-    return _relative(one.distance(many), scale)
+    return _relative(max(0.0, one.distance(many) - noise), scale)
 
 
 def _relative(distance: float, scale: float) -> float:

@@ -104,9 +104,11 @@ class Evidence:
         return None
 
     def is_rounding(self) -> bool:
-        """In the first step both sides compute the same slots from the same bits; later a part
-        that computes in float32 turns the last bit of a float64 into one of its own."""
-        return self._first.step > 0 and self._first.apart < _ROUNDING
+        """Whether a part that computes in float32 explains it: it turns the last bit of a float64
+        into one of its own. In the first step both sides compute the same slots from the same bits,
+        but a gradient is the sum of slots that were scaled by the number of ranks."""
+        first = self._first
+        return (first.step > 0 or first.kind == "gradient") and first.apart < _ROUNDING
 
     def buffers_changed(self) -> list[str]:
         """Buffers, other than BatchNorm's, that are not what they were at the start."""

@@ -48,7 +48,6 @@ class Verification:
         plan = self.plan
         return {
             "passed": self.passed,
-            "tolerance": TOLERANCE,
             "recipe": self.recipe,
             "ranks": plan.ranks.value,
             "steps": self.steps,
@@ -69,6 +68,7 @@ def verify_job(
     *,
     ranks: int = 2,
     steps: int = 5,
+    tolerance: float = TOLERANCE,
     keep: Path | None = None,
     say: Callable[[str], None] = lambda phase: None,
 ) -> Verification:
@@ -84,7 +84,7 @@ def verify_job(
         )
         runs = _Runs(prepared, folder, steps, say)
         first, second = runs.record(one, many)
-        compared = compare(first, second)
+        compared = compare(first, second, tolerance)
         difference = explain(compared, first, second)
         return Verification(
             comparison=compared,

@@ -17,6 +17,9 @@ from phalanx.planner.trace import Trace
 
 _SLOTS_PER_RANK = 2  # with one each, what a rank carries from slot to slot would not show
 
+# Normalised over two samples, everything is +1 or -1: what is left of a gradient is rounding error.
+_BATCHNORM_SAMPLES = 4
+
 
 @dataclass(frozen=True)
 class Side:
@@ -101,14 +104,16 @@ def _recorded(solved: Plan, plan: Plan, micro: Decision[int]) -> Plan:
 def common_micro_batch(
     batch: BatchPlan, ranks: int, steps: int, has_batchnorm: bool
 ) -> Decision[int]:
-    """A micro-batch that gives every rank at least two, or one where the batch is small; not of
-    one sample when the model has BatchNorm, if that can be had."""
+    """A micro-batch that gives every rank at least two, or one where BatchNorm would have too few
+    samples otherwise."""
     total = min(batch.global_batch_size, batch.num_samples)
     own = batch.micro_batch_size
     sizes = [min(own, ceil(total / (slots * ranks))) for slots in (_SLOTS_PER_RANK, 1)]
     value = sizes[0]
     if has_batchnorm:
-        value = next((s for s in (*sizes, own) if _smallest(batch, s, steps) > 1), value)
+        smallest = {size: _smallest(batch, size, steps) for size in (*sizes, own)}
+        # The first that has enough, else the one that has most.
+        value = max(smallest, key=lambda size: min(smallest[size], _BATCHNORM_SAMPLES))
     slots = len(replace(batch, micro_batch_size=value).slots_of(0))
     if value == own:
         return Decision(value, f"that of the job: {slots} micro-batches for {ranks} ranks")

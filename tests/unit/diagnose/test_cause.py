@@ -158,12 +158,25 @@ def test_weights_before_the_first_step(one, many):
     assert find(one, frozen).slug == "verify-weight"
 
 
-@pytest.mark.parametrize("step", [0, 1])
-def test_a_difference_as_small_as_rounding_is_called_that_after_the_first_step(one, many, step):
-    finding = find(
-        one, change_tensor(many, "gradients", "weight", lambda f: moved(f, 1e-7), step=step)
-    )
-    assert finding.slug == ("verify-rounding" if step else "verify-gradient")
+@pytest.mark.parametrize(
+    ("field", "step", "slug"),
+    [
+        ("gradients", 0, "verify-rounding"),  # slots are scaled by the number of ranks
+        ("parameters", 0, "verify-weight"),
+        ("parameters", 1, "verify-rounding"),
+        ("buffers", 0, "verify-buffers"),
+        ("buffers", 1, "verify-rounding"),
+    ],
+)
+def test_a_difference_as_small_as_rounding_is_called_that(one, many, field, step, slug):
+    name = "count" if field == "buffers" else "weight"
+    many = change_tensor(many, field, name, lambda f: moved(f, 1e-7), step=step)
+    assert find(one, many).slug == slug
+
+
+def test_a_small_gradient_that_each_rank_has_for_itself_is_no_rounding(one, many):
+    many = change_tensor(many, "gradients", "bias", lambda f: moved(f, 1e-7), ranks=[1])
+    assert find(one, many).slug == "verify-not-reduced"
 
 
 def test_a_loss_that_is_no_number_proves_nothing(one, many):

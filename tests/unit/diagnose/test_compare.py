@@ -178,6 +178,12 @@ def test_what_an_optimizer_makes_of_rounding_noise_is_not_judged(one, many):
     compared = compare(one, many)
     assert compared.unjudged == ["bias"]
     assert compared.is_same
+    # A mean over what a bias shifts is shifted with it, and by no more.
+    shift = one.whole("parameters", 0, "bias").distance(many.whole("parameters", 0, "bias"))
+    name = "norm.running_mean"
+    assert compare(one, change_tensor(many, "buffers", name, lambda f: moved(f, shift))).is_same
+    beyond = change_tensor(many, "buffers", name, lambda f: moved(f, 100 * shift))
+    assert first(one, beyond) == ("buffer", 0, name)
     # The ranks must agree on it all the same.
     many = change_tensor(many, "parameters", "bias", lambda f: moved(f, 1.0), ranks=[1])
     assert compare(one, many).first.ranks == (0, 1)

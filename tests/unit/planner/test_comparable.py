@@ -39,8 +39,10 @@ def test_ranks_are_gpus_of_the_job_or_cpu_processes(
         (64, 8, 2, False, 8),  # the job's own are smaller
         (10, 5, 2, False, 3),
         (4, 2, 2, False, 1),
-        (4, 2, 2, True, 2),  # BatchNorm needs two samples
-        (3, 2, 2, True, 1),  # it cannot be had
+        (32, 16, 2, True, 8),
+        (10, 5, 2, True, 5),  # 2 and 3 samples are too few for BatchNorm
+        (4, 2, 2, True, 2),  # more cannot be had
+        (3, 2, 2, True, 1),
         (2, 1, 4, False, 1),
     ],
 )
@@ -50,12 +52,11 @@ def test_micro_batches_give_every_rank_two(total, micro, ranks, batchnorm, expec
 
 
 def test_the_end_of_an_epoch_counts_for_batchnorm():
-    # 25 samples: the third step has 5, which micro-batches of 2 cut into 1, 2, 2.
-    batch = BatchPlan(25, 10, 5)
-    assert common_micro_batch(batch, 2, 2, True).value == 3
-    assert common_micro_batch(BatchPlan(25, 8, 4), 2, 3, False).value == 2
-    assert common_micro_batch(BatchPlan(25, 8, 4), 2, 3, True).value == 2
-    assert common_micro_batch(BatchPlan(21, 8, 4), 2, 3, True).value == 4
+    # The third step has 5 samples: micro-batches of 4 cut them into 2 and 3, those of 8 do not.
+    batch = BatchPlan(37, 16, 8)
+    assert common_micro_batch(batch, 2, 2, True).value == 4
+    assert common_micro_batch(batch, 2, 3, True).value == 8
+    assert common_micro_batch(batch, 2, 3, False).value == 4
 
 
 def sides(make_job, make_trace, load_machine, machine="cpu", **keys):

@@ -1,0 +1,28 @@
+"""What is recorded on a GPU is what is recorded on the CPU."""
+
+import torch
+
+from phalanx.engine.fingerprint import fingerprints
+from phalanx.engine.record import hash_batch
+
+
+def test_fingerprints_of_a_gpu_are_those_of_the_cpu():
+    tensors = {
+        "weight": torch.randn(1500, 1024, dtype=torch.float64),  # more than one chunk
+        "half": torch.randn(300, dtype=torch.bfloat16),
+        "count": torch.tensor(7),
+        "none": None,
+    }
+    moved = {name: None if t is None else t.cuda() for name, t in tensors.items()}
+    for name, expected in fingerprints(tensors).items():
+        found = fingerprints(moved)[name]
+        if expected is None:
+            assert found is None
+        else:
+            assert found.distance(expected) <= 1e-13 * expected.norm
+
+
+def test_batches_have_the_same_hash():
+    batch = {"x": torch.randn(4, 3), "y": [torch.arange(4)]}
+    on_gpu = {"x": batch["x"].cuda(), "y": [batch["y"][0].cuda()]}
+    assert hash_batch(on_gpu, 4) == hash_batch(batch, 4)
