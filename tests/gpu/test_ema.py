@@ -6,6 +6,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from phalanx.engine.ema import WeightAverage
+from phalanx.engine.process import Process
+from phalanx.engine.strategies.single import Single
+from phalanx.recipe import Options, Recipe
 from tests.gpu.test_training import JOB
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, assert_same_bits
@@ -18,7 +21,8 @@ def averages(run):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_waits_for_the_device(dtype):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("cuda", dtype)
-    average = WeightAverage(model, decay=0.9, warmup=True)
+    strategy = Single(Recipe(Options()), model, Process(0, 1, torch.device("cuda"), "none"))
+    average = WeightAverage(strategy, decay=0.9, warmup=True)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     average.follow(optimizer)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float32)

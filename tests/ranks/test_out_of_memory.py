@@ -29,13 +29,19 @@ ddp: {{bucket_mb: 0.002}}
 checkpoint: {{every: 5 steps}}
 evaluate: {{every: 4 steps}}
 devices: {{cpu: {ranks}}}
+strategy: {strategy}
 options: {{hunger: "{hunger}", hungry_rank: {hungry_rank}}}
 """
 
 
-def train(folder, *arguments, ranks, micro=8, hunger="", hungry_rank=1):
+def train(folder, *arguments, ranks, micro=8, hunger="", hungry_rank=1, strategy="auto"):
     text = JOB.format(
-        recipe=RECIPE, ranks=ranks, micro=micro, hunger=hunger, hungry_rank=hungry_rank
+        recipe=RECIPE,
+        ranks=ranks,
+        micro=micro,
+        hunger=hunger,
+        hungry_rank=hungry_rank,
+        strategy=strategy,
     )
     (folder / "job.yaml").write_text(text)
     code, _, err = phalanx("train", "job.yaml", *arguments, cwd=folder, timeout_s=120)
@@ -73,14 +79,15 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "hunger",
+    ("hunger", "strategy"),
     [
-        "forward@0>4 backward@7>2 optimizer@7>1",
-        "backward@0>4 optimizer@0>2 forward@7>1",
+        ("forward@0>4 backward@7>2 optimizer@7>1", "ddp"),
+        ("backward@0>4 optimizer@0>2 forward@7>1", "ddp"),
+        ("forward@0>4 optimizer@7>2 backward@7>1", "fsdp"),
     ],
 )
-def test_one_rank_of_four_runs_out_of_memory(tmp_path, undisturbed, hunger):
-    code, err, run = train(tmp_path, ranks=4, hunger=hunger)
+def test_one_rank_of_four_runs_out_of_memory(tmp_path, undisturbed, hunger, strategy):
+    code, err, run = train(tmp_path, ranks=4, hunger=hunger, strategy=strategy)
     assert code == 0, err
     steps = [int(meal.split("@")[1].split(">")[0]) for meal in hunger.split()]
     revisions = events_of(run, "revision")

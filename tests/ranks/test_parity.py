@@ -29,7 +29,8 @@ def plain_loop(
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
     model = recipe.model().double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.01)
     data = recipe.data("train")
     plan = BatchPlan(len(data), global_batch, micro)
     seen = []
@@ -49,10 +50,10 @@ def plain_loop(
                 sums[name] = sums.get(name, 0.0) + term.sum
                 totals[name] = totals.get(name, 0.0) + float(term.weight)
         loss = sum(sums[name] / totals[name] for name in sums)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        gradients = torch.autograd.grad(loss, learning, allow_unused=True)
+        for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimizer.step()
         after_step(model, step)
         seen.append(loss.item())

@@ -51,6 +51,8 @@ def record(pool, folder, *, ranks=2, **changes):
     return recordings
 
 
+SHARDED = {"recipe": RECIPE, "strategy": "fsdp"}
+
 # fault -> (slug, kind and step of the first difference, words of the Finding)
 PLANTED = {
     "buffers": ("verify-buffers", "buffer", 0, "layers.1.mean"),
@@ -71,10 +73,12 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_caught_and_named(pool, tmp_path, fault):
+@pytest.mark.parametrize(
+    ("fault", "strategy"), [*((fault, "ddp") for fault in PLANTED), ("outside", "fsdp")]
+)
+def test_a_planted_fault_is_caught_and_named(pool, tmp_path, fault, strategy):
     slug, kind, step, words = PLANTED[fault]
-    one, many = record(pool, tmp_path, options={"fault": fault})
+    one, many = record(pool, tmp_path, strategy=strategy, options={"fault": fault})
     compared = compare(one, many)
     finding = explain(compared, one, many)
     assert not compared.is_same
@@ -96,6 +100,10 @@ def test_a_rank_that_holds_a_part_of_the_data_is_refused(pool, tmp_path):
             3, {"recipe": RECIPE, "options": {"late_weight": True, "unused": True}}, id="late"
         ),
         pytest.param(2, {"recipe": RECIPE, "determinism": "exact"}, id="exact"),
+        pytest.param(3, {**SHARDED, "options": {"blocks": 2, "gain": True}}, id="fsdp"),
+        pytest.param(
+            4, {**SHARDED, "fsdp": {"shard_ranks": 2}, "options": {"late_weight": True}}, id="hsdp"
+        ),
         # The attribute is one of the model, and DDP wraps the loss: it is reduced all the same.
         pytest.param(2, {"options": {"fault": "ignored-by-ddp"}}, id="ignored-by-ddp"),
         pytest.param(

@@ -39,7 +39,11 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         typer.Option("--precision", help="auto, fp32, tf32, bf16, fp16 or fp64."),
     ),
-    "strategy": (str | None, typer.Option("--strategy", help="auto, single or ddp.")),
+    "strategy": (str | None, typer.Option("--strategy", help="auto, single, ddp or fsdp.")),
+    "fsdp": (
+        bool | None,
+        typer.Option("--fsdp", help="Spread the model over the ranks: `--strategy fsdp`."),
+    ),
     "save_every": (
         tuple[float, str] | None,
         typer.Option("--save-every", help="`500 steps`, `2 epochs` or `10 minutes`."),
@@ -118,7 +122,9 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
     for name, value in given.items():
         key, typed = _KEYS.get(name, name), value
-        if name == "gpus":
+        if name == "fsdp":
+            key, typed = "strategy", "fsdp"
+        elif name == "gpus":
             key, typed = "devices.gpus", parse_gpus(value)
         elif name in ("save_every", "stop_after"):
             typed = f"{value[0]:g} {value[1]}"

@@ -220,8 +220,9 @@ class _Cause:
             where += "takes in only what learns from the start"
             fix = "requires_grad_(True) in model(); hold it back with `lr_scale: 0` in groups()"
         else:
-            where = f"{strategy} leaves it out: it is among _ddp_params_and_buffers_to_ignore, or "
-            where += "came into the model after training began"
+            where = f"{strategy} leaves it out: it came into the model after training began"
+            if strategy == "ddp":
+                where += ", or is among _ddp_params_and_buffers_to_ignore"
             fix = f"let model() return `{name}` as an ordinary parameter"
         return Finding(
             slug="verify-not-reduced",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError  # what torch.load raises when it refuses a file
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
 
 from phalanx.engine.ema import WeightAverage
-from phalanx.engine.optimize import Optimizer
-from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.shards import Shard, find_aliases
+from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.tensor_file import TensorFile, write_tensors
 from phalanx.errors import Finding, UserError
-from phalanx.run.checkpoints import STATE_FILE, SavedCheckpoint, new_checkpoint
+from phalanx.run.checkpoints import STATE_FILE, SavedCheckpoint, checkpoint_name, new_checkpoint
 from phalanx.run.directory import sync_folder, write_atomic
 
 MODEL_FILE = "model.safetensors"
@@ -24,146 +26,80 @@ EMA_FILE = f"ema/{MODEL_FILE}"
 
 
 def save_checkpoint(
-    folder: Path,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer,
-    precision: Precision,
-    state: dict[str, Any],
-    average: WeightAverage | None = None,
+    folder: Path, *, strategy: Strategy, state: dict[str, Any], average: WeightAverage | None = None
 ) -> Path:
-    """Write a checkpoint of the whole model; one rank calls this."""
+    """Write a checkpoint. Every rank calls this under a sharded strategy, otherwise one."""
+    process = strategy.process if strategy.is_sharded else None
     step = int(state["step"])
-    with new_checkpoint(folder, step) as temporary:
-        aliases = save_weights(model, temporary / MODEL_FILE)
+    aliases = find_aliases(strategy.model)
+    optimizer = strategy.optimizer_state()
+    with _new_folder(folder, step, process) as temporary:
+        write_tensors(temporary / MODEL_FILE, _without(strategy.model_state(), aliases), process)
         if average is not None:
             path = temporary / EMA_FILE
-            path.parent.mkdir()
-            _save_tensors(average.tensors(), path, aliases)
+            write_tensors(path, _without(average.shards(), aliases), process)
             sync_folder(path.parent)
-        tensors, numbers = _optimizer_state(model, optimizer)
-        save_file(tensors, temporary / OPTIMIZER_FILE)
+        write_tensors(temporary / OPTIMIZER_FILE, optimizer.tensors, process)
         record = {
             **state,
             "schema_version": 1,
             "aliases": aliases,
-            "optimizer": numbers,
-            "scaler": precision.scaler.state_dict(),
+            "optimizer": optimizer.numbers,
+            "scaler": strategy.precision.scaler.state_dict(),
             "ema": average.record() if average is not None else None,
         }
-        write_atomic(temporary / STATE_FILE, json.dumps(record, indent=2))
-    return folder / f"checkpoint-{step}"
+        if strategy.process.is_first or process is None:
+            write_atomic(temporary / STATE_FILE, json.dumps(record, indent=2))
+    return folder / checkpoint_name(step)
 
 
-def load_checkpoint(
-    saved: SavedCheckpoint, *, model: nn.Module, optimizer: Optimizer, precision: Precision
-) -> None:
+@contextmanager
+def _new_folder(folder: Path, step: int, process: Process | None) -> Iterator[Path]:
+    """A folder that becomes the checkpoint once every rank has written its part of it."""
+    if process is None:
+        with new_checkpoint(folder, step) as temporary:
+            yield temporary
+    elif process.is_first:
+        with new_checkpoint(folder, step) as temporary:
+            process.agree_text(str(temporary))
+            yield temporary
+            process.barrier()
+    else:
+        yield Path(process.agree_text(""))
+        process.barrier()
+
+
+def load_checkpoint(saved: SavedCheckpoint, strategy: Strategy) -> None:
     """Put a checkpoint's weights, optimizer and scaler state in place."""
-    model.load_state_dict(_load_tensors(saved, MODEL_FILE))
-    _load_optimizer(
-        model, optimizer, load_file(saved.path / OPTIMIZER_FILE), saved.state["optimizer"]
-    )
+    _read_model(saved, MODEL_FILE, strategy.model_state())
+    strategy.load_optimizer(TensorFile(saved.path / OPTIMIZER_FILE), saved.state["optimizer"])
+    strategy.weights_changed()
     if saved.state["scaler"]:
-        precision.scaler.load_state_dict(saved.state["scaler"])
+        strategy.precision.scaler.load_state_dict(saved.state["scaler"])
 
 
 def load_average(saved: SavedCheckpoint, average: WeightAverage) -> None:
     """Put a checkpoint's average of the weights in place."""
-    average.load(_load_tensors(saved, EMA_FILE), saved.state["ema"])
+    _read_model(saved, EMA_FILE, average.averages())
+    average.load(saved.state["ema"])
 
 
-def _load_tensors(saved: SavedCheckpoint, file: str) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = load_file(saved.path / file)
-    for alias, name in saved.state["aliases"].items():
-        tensors[alias] = tensors[name]
-    return tensors
+def _read_model(saved: SavedCheckpoint, name: str, shards: Mapping[str, Shard]) -> None:
+    file, aliases = TensorFile(saved.path / name), saved.state["aliases"]
+    for tensor, shard in shards.items():
+        file.read_into(aliases.get(tensor, tensor), shard)
 
 
-def save_weights(model: nn.Module, path: Path) -> dict[str, str]:
-    """Write the model's weights; returns the names that share memory with another name, since
-    safetensors stores a tensor once."""
-    aliases = _aliases(model)
-    _save_tensors(model.state_dict(), path, aliases)
-    return aliases
+def _without(shards: Mapping[str, Shard], aliases: Mapping[str, str]) -> dict[str, Shard]:
+    return {name: shard for name, shard in shards.items() if name not in aliases}
 
 
-def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, aliases: dict[str, str]) -> None:
-    stored = {
-        name: tensor.detach().contiguous()
-        for name, tensor in tensors.items()
-        if name not in aliases
-    }
-    save_file(stored, path, metadata={"format": "pt"})
-
-
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Names of the state that share their memory with an earlier name."""
-    aliases: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and place in seen:
-            aliases[name] = seen[place]
-        else:
-            seen[place] = name
-    return aliases
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _optimizer_state(
-    model: nn.Module, optimizer: Optimizer
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Optimizer state by parameter name: tensors for safetensors, numbers for JSON."""
-    names = _names(model)
-    tensors: dict[str, torch.Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                name = f"{names[id(parameter)]}:{key}"
-                if isinstance(value, torch.Tensor):
-                    tensors[name] = value.detach().contiguous()
-                else:
-                    numbers[name] = value
-    return tensors, numbers
-
-
-def _load_optimizer(
-    model: nn.Module,
-    optimizer: Optimizer,
-    tensors: dict[str, torch.Tensor],
-    numbers: dict[str, Any],
-) -> None:
-    names = _names(model)
-    by_name: dict[str, dict[str, Any]] = {}
-    for full, value in {**tensors, **numbers}.items():
-        name, _, key = full.rpartition(":")
-        by_name.setdefault(name, {})[key] = value
-    ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    record = optimizer.state_dict()
-    record["state"] = {i: by_name[name] for i, name in enumerate(ordered) if name in by_name}
-    optimizer.load_state_dict(record)
-
-
-def load_initial_weights(model: nn.Module, source: Path) -> None:
+def load_initial_weights(strategy: Strategy, source: Path) -> None:
     """Start from a run, a checkpoint, a .safetensors or a .pt file: weights only."""
     path = _weights_file(source)
     try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-            weights = dict(weights.get("state_dict", weights.get("model", weights)))
-        for alias, name in _aliases(model).items():
-            # Tied weights may be stored once, under either name.
-            if alias not in weights and name in weights:
-                weights[alias] = weights[name]
-            elif name not in weights and alias in weights:
-                weights[name] = weights[alias]
-        model.load_state_dict(weights)
+        read = _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
+        _take_weights(strategy, read)
     except UnpicklingError as error:
         raise UserError(
             Finding(
@@ -182,6 +118,54 @@ def load_initial_weights(model: nn.Module, source: Path) -> None:
                 fix="init_from: a checkpoint of the same recipe and options",
             )
         ) from error
+
+
+def _open_safetensors(path: Path) -> dict[str, Any]:
+    """For each tensor of a file a function that copies a range of it."""
+    file = TensorFile(path)
+
+    def reader(name: str) -> Any:
+        return lambda shard: file.read_into(name, shard)
+
+    return {name: reader(name) for name in file.names}
+
+
+def _open_torch(path: Path) -> dict[str, Any]:
+    weights = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
+    weights = dict(weights.get("state_dict", weights.get("model", weights)))
+
+    def reader(name: str, whole: torch.Tensor) -> Any:
+        def read(shard: Shard) -> None:
+            if tuple(whole.shape) != shard.shape:
+                raise ValueError(f"`{name}` is {list(whole.shape)}, here {list(shard.shape)}")
+            shard.copy_from(whole)
+
+        return read
+
+    return {name: reader(name, tensor) for name, tensor in weights.items()}
+
+
+def _can_map(path: Path) -> bool:
+    """Whether torch can map the file instead of reading it: not the format before torch 1.6."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _take_weights(strategy: Strategy, read: dict[str, Any]) -> None:
+    shards = strategy.model_state()
+    for alias, name in find_aliases(strategy.model).items():
+        # Tied weights may be stored once, under either name.
+        if alias not in read and name in read:
+            read[alias] = read[name]
+        elif name not in read and alias in read:
+            read[name] = read[alias]
+    missing = [name for name in shards if name not in read]
+    extra = [name for name in read if name not in shards]
+    if missing or extra:
+        raise ValueError(f"missing: {missing[:5]}; unknown to the model: {extra[:5]}")
+    for name, shard in shards.items():
+        read[name](shard)
+    strategy.weights_changed()
 
 
 def _first_line(error: Exception) -> str:

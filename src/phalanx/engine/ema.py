@@ -5,7 +5,8 @@ with warm-up:                 decay = min(decay, (1 + n) / (10 + n)), n averagin
 
 Parameters that learn are averaged, in fp32 or wider. Frozen parameters and buffers (BatchNorm's
 statistics) are the model's own: averaging them would mean nothing. Replicas are equal on every rank
-and so are their averages; nothing is exchanged, and nothing waits for the device.
+and so are their averages; under a sharded strategy each rank averages its shards. Nothing is
+exchanged, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from phalanx.engine.optimize import Optimizer
+from phalanx.engine.shards import Shard, find_aliases
+from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Ema as EmaJob
 
 
 class WeightAverage:
-    """Keeps the average of a model's trainable parameters beside them, on their device."""
+    """Keeps the average of what this rank holds of the trainable parameters, on their device."""
 
-    def __init__(self, model: nn.Module, *, decay: float, warmup: bool = False) -> None:
+    def __init__(self, strategy: Strategy, *, decay: float, warmup: bool = False) -> None:
         """Start from the weights as they are now."""
-        self._model = model
+        self._strategy = strategy
         self._decay = decay
         self._warmup = warmup
         self._updates = 0
-        self._weights = [p for p in model.parameters() if p.requires_grad]
+        state = strategy.model_state()
+        learning = [name for name, p in strategy.model.named_parameters() if p.requires_grad]
+        self._shards = {name: state[name] for name in learning}
+        self._weights = [shard.tensor for shard in self._shards.values()]
         self._averages = [
-            weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+            weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
             for weight in self._weights
         ]
 
@@ -55,7 +60,7 @@ class WeightAverage:
     def update(self) -> None:
         """Fold the weights of this step into the average."""
         weights = [
-            weight.detach().to(average.dtype)  # the weight itself where the type is the same
+            weight.to(average.dtype)  # the weight itself where the type is the same
             for weight, average in zip(self._weights, self._averages, strict=True)
         ]
         torch._foreach_lerp_(self._averages, weights, 1 - self.next_decay)
@@ -72,10 +77,12 @@ class WeightAverage:
     def swapped_in(self) -> Iterator[None]:
         """Inside, the model has the averaged weights; afterwards its own, to the last bit."""
         kept = self._put_averages()
+        self._strategy.weights_changed()
         try:
             yield
         finally:
             self._put_back(kept)
+            self._strategy.weights_changed()
 
     @torch.no_grad()
     def _put_averages(self) -> list[torch.Tensor | None]:
@@ -83,7 +90,7 @@ class WeightAverage:
         Weights of a narrower type are kept aside instead: the average would lose bits in them."""
         kept: list[torch.Tensor | None] = []
         for weight, average in zip(self._weights, self._averages, strict=True):
-            raw = weight.detach().clone()
+            raw = weight.clone()
             weight.copy_(average)
             if raw.dtype == average.dtype:
                 average.copy_(raw)
@@ -98,40 +105,38 @@ class WeightAverage:
             if raw is not None:
                 weight.copy_(raw)
                 continue
-            averaged = weight.detach().clone()
+            averaged = weight.clone()
             weight.copy_(average)
             average.copy_(averaged)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The model's state under its own names, with averages in place of what learns."""
-        averages = self._by_weight()
+    def averages(self) -> dict[str, Shard]:
+        """The averages that this rank holds, by parameter."""
         return {
-            name: averages.get(id(tensor), tensor).detach()
-            for name, tensor in self._model.state_dict(keep_vars=True).items()
+            name: shard.with_tensor(average)
+            for (name, shard), average in zip(self._shards.items(), self._averages, strict=True)
         }
 
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
-        """Take over what `tensors` and `record` gave."""
-        averages = self._by_weight()
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if (average := averages.get(id(tensor))) is not None:
-                average.copy_(tensors[name])
+    def shards(self) -> dict[str, Shard]:
+        """The model's state under its own names, with averages in place of what learns."""
+        state = self._strategy.model_state() | self.averages()
+        for alias, name in find_aliases(self._strategy.model).items():
+            state[alias] = state[name]
+        return state
+
+    def load(self, record: Mapping[str, Any]) -> None:
+        """Go on from a record, once the averages of that time are in place."""
         self._updates = int(record["updates"])
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint remembers beside the tensors."""
         return {"decay": self._decay, "warmup": self._warmup, "updates": self._updates}
 
-    def _by_weight(self) -> dict[int, torch.Tensor]:
-        return {id(w): a for w, a in zip(self._weights, self._averages, strict=True)}
 
-
-def make_average(job: EmaJob, model: nn.Module) -> WeightAverage | None:
+def make_average(job: EmaJob, strategy: Strategy) -> WeightAverage | None:
     """The average a job asks for, started from the weights the model has now."""
     if job.decay is None:
         return None
-    return WeightAverage(model, decay=job.decay, warmup=job.warmup)
+    return WeightAverage(strategy, decay=job.decay, warmup=job.warmup)
 
 
 def ema_findings(job: EmaJob, record: Mapping[str, Any] | None, step: int) -> list[Finding]:

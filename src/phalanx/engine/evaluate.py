@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from phalanx.engine.data import Fetcher, Loader, Request, move
 from phalanx.engine.memory import during
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
+from phalanx.engine.strategies.base import Strategy
 from phalanx.planner.batch import deal, split_evenly
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
@@ -40,8 +38,7 @@ class Evaluator:
         data: Any,
         *,
         plan: Plan,
-        process: Process,
-        precision: Precision,
+        strategy: Strategy,
         prefetch: int,
         seed: int,
         weights: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -49,15 +46,19 @@ class Evaluator:
         """Inside `weights()` the model has the weights that are to be evaluated."""
         self._weights = weights
         self._recipe = recipe
-        self._process = process
-        self._precision = precision
+        self._strategy = strategy
+        self._process = process = strategy.process
         slots = split_evenly(0, len(data), plan.evaluate_batch_size.value)
         first, last = deal(len(slots), process.rank, process.world)
         self._most = max(1, deal(len(slots), 0, process.world)[1])  # the first rank has the most
+        self._num_own = last - first
         self._samples = sum(slot.stop - slot.start for slot in slots[first:last])
+        mine = [Request(0, slot, is_training=False) for slot in slots[first:last]]
+        if strategy.is_lockstep:  # as many forwards as the busiest rank; the rest is not counted
+            mine += [Request(0, slots[0], is_training=False)] * (self._most - len(mine))
         self._loader = Loader(
             Fetcher(recipe, data, seed=seed, is_shuffled=False),
-            [Request(0, slot, is_training=False) for slot in slots[first:last]],
+            mine,
             workers=plan.workers.value,
             prefetch=prefetch,
             pin=plan.pin_memory.value,
@@ -69,15 +70,17 @@ class Evaluator:
         self._loader.start()
 
     @during("evaluate")
-    def run(self, model: nn.Module) -> Evaluation:
+    def run(self) -> Evaluation:
         """Evaluate; the model is left as it was found."""
+        model = self._strategy.model
         started = time.perf_counter()
         # Module by module: a recipe may keep a frozen part in evaluation mode.
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:
             with self._weights():
-                sums = self._local_sums(model)
+                sums = self._local_sums()
+                self._strategy.after_evaluation()
         finally:
             for module in training:
                 module.training = True
@@ -85,15 +88,16 @@ class Evaluator:
         metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
         return Evaluation(metrics, samples, time.perf_counter() - started)
 
-    def _local_sums(self, model: nn.Module) -> dict[str, list[Any]]:
+    def _local_sums(self) -> dict[str, list[Any]]:
         """Each sum of each micro-batch of this rank, on the device."""
         sums: dict[str, list[Any]] = {}
+        precision = self._strategy.precision
         with torch.no_grad():
-            for micro_batch in self._loader:
-                batch = self._precision.convert_batch(move(micro_batch.batch, self._process.device))
-                with self._precision.autocast():
-                    values = self._recipe.evaluate(model, batch)
-                for name, value in values.items():
+            for index, micro_batch in enumerate(self._loader):
+                batch = precision.convert_batch(move(micro_batch.batch, self._process.device))
+                with precision.autocast():
+                    values = self._strategy.evaluate(batch)
+                for name, value in values.items() if index < self._num_own else ():
                     sums.setdefault(name, []).append(_wide(value))
         return sums
 

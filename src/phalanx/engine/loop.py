@@ -87,7 +87,7 @@ class Loop:
             with meter.paused():
                 is_best = False
                 if self.evaluator is not None and (is_last or _due(self.plan.evaluate_every, done)):
-                    evaluation = self.evaluator.run(self.strategy.model)
+                    evaluation = self.evaluator.run()
                     is_best = self._judge(evaluation)
                     yield "evaluate", self._describe(evaluation, is_best)
                 if is_last or is_best or _due(self.plan.save_every_steps, done):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from phalanx.job.schema import Optimizer as OptimizerJob
 from phalanx.job.schema import Schedule as ScheduleJob
@@ -20,6 +21,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: floa
     groups = recipe.groups(model)
     if groups is None:
         groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    groups = [part for group in groups for part in _apart(group)]
     for group in groups:
         group["lr_scale"] = group.get("lr_scale", 1.0)
     fused = can_fuse(model)
@@ -28,6 +30,18 @@ def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: floa
         return torch.optim.SGD(groups, momentum=job.momentum, nesterov=job.nesterov, **settings)
     betas = (job.betas[0], job.betas[1])
     return torch.optim.AdamW(groups, betas=betas, eps=job.eps, **settings)
+
+
+def _apart(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group in two when only some of its parameters are sharded: no kernel takes both kinds."""
+    parameters = list(group["params"])
+    kinds = {isinstance(parameter, DTensor) for parameter in parameters}
+    if len(kinds) < 2:
+        return [group]
+    return [
+        {**group, "params": [p for p in parameters if isinstance(p, DTensor) == kind]}
+        for kind in sorted(kinds)
+    ]
 
 
 def can_fuse(model: nn.Module) -> bool:

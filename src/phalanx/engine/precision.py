@@ -46,5 +46,10 @@ class Precision:
         return torch.autocast(self._device.type, dtype=_AUTOCAST[self.name])
 
     @property
+    def half(self) -> torch.dtype | None:
+        """The narrow type of this precision, if it has one."""
+        return _AUTOCAST.get(self.name)
+
+    @property
     def loss_scale(self) -> float | None:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None

@@ -46,7 +46,9 @@ class Process:
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the ranks, in place."""
         if self.world > 1:
-            dist.all_reduce(tensor)
+            # NCCL knows no tensors on the host, where offloaded gradients are.
+            is_apart = self.backend == "nccl" and tensor.device.type == "cpu"
+            dist.all_reduce(tensor, group=self.control if is_apart else None)
         return tensor
 
     def gather(self, table: torch.Tensor) -> torch.Tensor:
@@ -112,7 +114,7 @@ def join(plan: Plan) -> Iterator[Process]:
     device = _settle_device(plan, local_rank)
     torch.set_num_threads(plan.threads.value)
     _settle_determinism(plan)
-    if world == 1:
+    if plan.backend.value == "none":
         yield Process(rank, world, device, "none")
         return
     dist.init_process_group(

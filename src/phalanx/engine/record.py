@@ -29,8 +29,9 @@ from phalanx.diagnose.recording import (
 )
 from phalanx.engine.buffers import statistics_names
 from phalanx.engine.data import MicroBatch
-from phalanx.engine.fingerprint import fingerprints, part_of
+from phalanx.engine.fingerprint import fingerprints, part_label
 from phalanx.engine.optimize import Optimizer
+from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.strategies.base import Strategy
 from phalanx.recipe.interface import Term
 
@@ -42,31 +43,29 @@ Terms = Mapping[str, Term]
 class Recorder:
     """Records one rank."""
 
-    def __init__(self, folder: Path, *, strategy: Strategy, optimizer: Optimizer) -> None:
+    def __init__(self, folder: Path, strategy: Strategy) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        process = strategy.process
+        process, model = strategy.process, strategy.model
         self._file = recording_file(folder, process.rank)
         self._strategy = strategy
-        model = strategy.model
-        self._parameters = dict(model.named_parameters())
-        outside = _outside(optimizer, model)
-        self._parameters.update(outside)
+        outside = _outside(strategy.optimizer, model)
+        self._parameters = {**dict(model.named_parameters()), **outside}
         self._slots: list[SlotRecord] = []
         self._gradients: Tensors = {}
-        self._weights: dict[str, float] | None = None
-        parts = {n: part_of(strategy.read_weight(p)).label for n, p in self._parameters.items()}
+        strategy.on_gradients = self._read_gradients
+        held = self._held()
         write_line(
             self._file,
             StartRecord(
                 rank=process.rank,
                 world=process.world,
                 strategy=strategy.name,
-                parameters=self._read_parameters(),
-                buffers=fingerprints(self._buffers()),
+                parameters=fingerprints(held),
+                buffers=self._read_buffers(),
                 outside=list(outside),
                 frozen=[n for n, p in self._parameters.items() if not p.requires_grad],
                 statistics=sorted(statistics_names(model)),
-                parts={name: label for name, label in parts.items() if label},
+                parts={n: label for n, shard in held.items() if (label := part_label(shard))},
             ),
         )
 
@@ -89,34 +88,33 @@ class Recorder:
         )
         return terms
 
-    def gradients(self, weights: dict[str, float] | None) -> None:
-        """The gradients of the global batch: reduced and divided, not clipped yet."""
-        read = self._strategy.read_gradient
-        self._gradients = fingerprints({n: read(p) for n, p in self._parameters.items()})
-        self._weights = weights
-
-    def step(self, step: int, lr: float) -> None:
-        """The end of a step."""
+    def step(self, step: int, lr: float, weights: dict[str, float] | None) -> None:
+        """The end of a step; `weights` are those of the global batch."""
         write_line(
             self._file,
             StepRecord(
                 step=step,
                 lr=lr,
-                weights=self._weights,
+                weights=weights,
                 slots=self._slots,
                 gradients=self._gradients,
-                parameters=self._read_parameters(),
-                buffers=fingerprints(self._buffers()),
+                parameters=fingerprints(self._held()),
+                buffers=self._read_buffers(),
             ),
         )
         self._slots = []
 
-    def _read_parameters(self) -> Tensors:
-        read = self._strategy.read_weight
-        return fingerprints({name: read(p) for name, p in self._parameters.items()})
+    def _read_gradients(self) -> None:
+        read = self._strategy.read_gradient
+        self._gradients = fingerprints({name: read(p) for name, p in self._parameters.items()})
 
-    def _buffers(self) -> dict[str, Tensor]:
-        return dict(self._strategy.model.named_buffers())
+    def _held(self) -> dict[str, Shard]:
+        read = self._strategy.read_weight
+        return {name: read(parameter) for name, parameter in self._parameters.items()}
+
+    def _read_buffers(self) -> Tensors:
+        named = self._strategy.model.named_buffers()
+        return fingerprints({name: shard_of(buffer, is_first=True) for name, buffer in named})
 
 
 def _number(value: float | Tensor) -> float:

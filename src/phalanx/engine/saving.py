@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
 from phalanx.engine.ema import WeightAverage, ema_findings, make_average
 from phalanx.engine.loop import Counters
-from phalanx.engine.optimize import Optimizer
-from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
+from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
@@ -39,19 +36,14 @@ class Saving:
         plan: Plan,
         process: Process,
         events: EventWriter,
-        *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        precision: Precision,
+        strategy: Strategy,
     ) -> None:
         self._run = run
         self._job = job
         self._plan = plan
         self._process = process
         self._events = events
-        self._model = model
-        self._optimizer = optimizer
-        self._precision = precision
+        self._strategy = strategy
         self.average: WeightAverage | None = None
         """Made by `load`, because it starts from the weights of the first step."""
 
@@ -59,12 +51,10 @@ class Saving:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""
         saved = self._find()
         if saved is not None:
-            load_checkpoint(
-                saved, model=self._model, optimizer=self._optimizer, precision=self._precision
-            )
-        self.average = make_average(self._job.ema, self._model)
+            load_checkpoint(saved, self._strategy)
+        self.average = make_average(self._job.ema, self._strategy)
         if self.average is not None:
-            self.average.follow(self._optimizer)
+            self.average.follow(self._strategy.optimizer)
         if saved is not None:
             record = saved.state.get("ema")
             if self.average is not None and record is not None:
@@ -73,15 +63,14 @@ class Saving:
         return saved
 
     def save(self, counters: Counters, is_best: bool) -> dict[str, Any]:
-        """Write a checkpoint and say what was written; only the first rank does."""
-        if not self._process.is_first:
+        """Write a checkpoint; the first rank says what was written. Every rank has a part in it
+        when the strategy is sharded."""
+        if not (self._process.is_first or self._strategy.is_sharded):
             return {}
         folder = self._run.checkpoints
         path = save_checkpoint(
             folder,
-            model=self._model,
-            optimizer=self._optimizer,
-            precision=self._precision,
+            strategy=self._strategy,
             average=self.average,
             state={
                 **counters.to_json(),
@@ -91,6 +80,8 @@ class Saving:
                 "identity": self._plan.identity,
             },
         )
+        if not self._process.is_first:
+            return {}
         problem = publish(folder, counters.step, is_best=is_best, keep=self._job.checkpoint.keep)
         self._say([problem] if problem else [])
         relative = path.relative_to(self._run.path).as_posix()

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from phalanx.engine.data import ANY_TERM, MicroBatch, StepInput
-from phalanx.engine.optimize import Optimizer, Schedule
+from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
-from phalanx.engine.precision import Precision
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
+from phalanx.planner.batch import deal
 from phalanx.recipe.interface import Batch, Term
 
 if TYPE_CHECKING:
@@ -69,18 +69,15 @@ class TrainStep:
         self,
         *,
         strategy: Strategy,
-        optimizer: Optimizer,
         schedule: Schedule,
-        precision: Precision,
         seed: int,
-        clip_norm: float | None,
+        filler: MicroBatch | None = None,
     ) -> None:
+        """`filler` is what a rank in lock-step repeats when it has no micro-batch left."""
         self._strategy = strategy
-        self._optimizer = optimizer
         self._schedule = schedule
-        self._precision = precision
         self._seed = seed
-        self._clip_norm = clip_norm
+        self._filler = filler
         self._device = strategy.process.device
         self._seed_device = _device_seeder(self._device)
         self.recorder: Recorder | None = None
@@ -88,21 +85,38 @@ class TrainStep:
 
     def run(self, step: StepInput) -> StepResult:
         """Do one step; gradients are cleared afterwards."""
-        lr = self._schedule.apply(self._optimizer, step.share.step)
+        lr = self._schedule.apply(self._strategy.optimizer, step.share.step)
         result = StepResult(lr, {}, step.weights, None, None)
         self._strategy.before_step(step.share.num_slots)
-        last = len(step.micro_batches) - 1
-        for index, micro_batch in enumerate(step.micro_batches):
-            with nullcontext() if index == last else self._strategy.hold_gradients():
-                self._backward(step.share.step, micro_batch, result)
-            self._strategy.after_slot(micro_batch.slot, result)
-        if not step.micro_batches:
+        rounds = self._rounds(step)
+        for index in range(rounds):
+            with nullcontext() if index == rounds - 1 else self._strategy.hold_gradients():
+                if index < len(step.micro_batches):
+                    micro_batch = step.micro_batches[index]
+                    self._backward(step.share.step, micro_batch, result)
+                    self._strategy.after_slot(micro_batch.slot, result)
+                else:
+                    self._idle(step.share.step)
+        if not rounds:
             self._strategy.contribute_nothing()
         self._strategy.after_step(step.share.num_slots, result)
-        self._update(result)
+        result.grad_norm = self._strategy.update(self._late_divisor(result))
         if self.recorder is not None:
-            self.recorder.step(step.share.step, lr)
+            self.recorder.step(step.share.step, lr, step.weights)
         return result
+
+    def _rounds(self, step: StepInput) -> int:
+        """How many forward and backward passes this rank runs."""
+        if not self._strategy.is_lockstep:
+            return len(step.micro_batches)
+        return deal(step.share.num_slots, 0, self._strategy.process.world)[1]  # the busiest rank's
+
+    def _idle(self, step: int) -> None:
+        """Keep in step with ranks that still have a micro-batch, without changing anything."""
+        assert self._filler is not None
+        nowhere = StepResult(0.0, {}, self._filler.weights, None, None)
+        with self._strategy.idling():
+            self._backward(step, self._filler, nowhere)
 
     def discard(self, micro_batch: MicroBatch) -> list[str]:
         """A forward and backward whose gradients nobody uses; returns the names of the terms."""
@@ -114,14 +128,15 @@ class TrainStep:
         seed = dropout_seed(self._seed, step, micro_batch.slot)
         torch.default_generator.manual_seed(seed)
         self._seed_device(seed)
-        batch = self._precision.convert_batch(micro_batch.batch)
-        with self._precision.autocast():
+        precision = self._strategy.precision
+        batch = precision.convert_batch(micro_batch.batch)
+        with precision.autocast():
             terms = self._loss(micro_batch, batch)
             objective = self._objective(terms, result)
-        torch.autograd.backward(self._precision.scaler.scale(objective))
+        self._strategy.backward(objective)
 
     def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:
-        if self.recorder is None:
+        if self.recorder is None or self._strategy.is_idle:
             return self._strategy.loss(batch, micro_batch.keys)
         return self.recorder.loss(micro_batch, lambda: self._strategy.loss(batch, micro_batch.keys))
 
@@ -139,25 +154,15 @@ class TrainStep:
                 parts.append(divide(term.sum, weight_of(result.weights, name)))
         if result.weights is None and len(parts) != 1:
             raise UserError(_late_weight_finding(list(terms)))
-        return sum(parts[1:], parts[0]) * self._strategy.gradient_scale
+        factor = 0.0 if self._strategy.is_idle else self._strategy.gradient_scale
+        return sum(parts[1:], parts[0]) * factor
 
-    def _update(self, result: StepResult) -> None:
-        scaler, optimizer = self._precision.scaler, self._optimizer
-        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        if result.late_weight is not None or result.weights is None:
-            total = self._late_weight(result)
-            divisor = torch.where(total == 0, 1.0, total)  # nothing to learn from: gradients are 0
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.div_(divisor)
-        if self.recorder is not None:
-            self.recorder.gradients(result.weights)
-        if self._clip_norm is not None:
-            scaler.unscale_(optimizer)
-            result.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+    def _late_divisor(self, result: StepResult) -> torch.Tensor | None:
+        """What the gradients are still to be divided by."""
+        if result.weights is not None:
+            return None
+        total = self._late_weight(result)
+        return torch.where(total == 0, 1.0, total)  # nothing to learn from: gradients are 0
 
     def _late_weight(self, result: StepResult) -> torch.Tensor:
         weight = result.late_weight

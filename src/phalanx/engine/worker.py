@@ -28,6 +28,7 @@ from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.strategies.exact import Exact
+from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
@@ -102,48 +103,37 @@ class Worker:
         plan, job = self.plan, self.job
         data = self.recipe.data("train")
         check_size(len(data), plan.num_samples.value, self.process.rank)
-        model = self._make_model()
-        strategy = self._make_strategy(model)
-        optimizer = make_optimizer(self.recipe, model, job.optimizer, plan.lr.value)
+        strategy = self._make_strategy()
+        if job.init_from is not None:
+            load_initial_weights(strategy, Path(job.init_from))
+        optimizer = make_optimizer(self.recipe, strategy.model, job.optimizer, plan.lr.value)
+        strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
         fetcher = Fetcher(self.recipe, data, seed=job.seed, is_shuffled=True)
+        # The probe is always the first step's, so that a resumed run settles like an unbroken one.
+        probe = self._probe(fetcher)
         train_step = TrainStep(
             strategy=strategy,
-            optimizer=optimizer,
             schedule=Schedule(
                 job.schedule,
                 peak_lr=plan.lr.value,
                 warmup_steps=plan.warmup_steps.value,
                 total_steps=plan.total_steps.value,
             ),
-            precision=self.precision,
             seed=job.seed,
-            clip_norm=job.optimizer.clip_norm,
+            filler=probe,
         )
-        # The probe is always the first step's, so that a resumed run settles like an unbroken one.
-        probe = self._probe(fetcher)
         with during("settle"):
             terms = self._settle(strategy, train_step, probe)
         # After settling: the discarded passes must not see (or touch) what is loaded here.
-        saving = Saving(
-            self.run,
-            job,
-            plan,
-            self.process,
-            self.events,
-            model=model,
-            optimizer=optimizer,
-            precision=self.precision,
-        )
+        saving = Saving(self.run, job, plan, self.process, self.events, strategy)
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         strategy.resume()
         if plan.is_recorded:
             from phalanx.engine.record import Recorder  # nobody else waits for its imports
 
-            train_step.recorder = Recorder(
-                self.run.recordings, strategy=strategy, optimizer=optimizer
-            )
-        evaluator = self._make_evaluator(saving.average)
+            train_step.recorder = Recorder(self.run.recordings, strategy)
+        evaluator = self._make_evaluator(strategy, saving.average)
         if plan.workers.value > 0:  # all loader processes are forked here, before any step
             self.process.rest()
             if evaluator is not None:
@@ -168,15 +158,19 @@ class Worker:
                     self.events.write(kind, **facts)
         return self._outcome(loop)
 
-    def _make_model(self) -> torch.nn.Module:
+    def _make_strategy(self) -> Strategy:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.
         torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
-        model = self.precision.convert(self.recipe.model())
-        if self.job.init_from is not None:
-            load_initial_weights(model, Path(self.job.init_from))
-        return model.to(self.process.device)
-
-    def _make_strategy(self, model: torch.nn.Module) -> Strategy:
+        if self.plan.strategy.value == "fsdp":
+            return make_fsdp(
+                self.recipe,
+                self.process,
+                self.precision,
+                self.job.fsdp,
+                shard_ranks=self.plan.shard_ranks.value,
+                build=self.plan.build.value,
+            )
+        model = self.precision.convert(self.recipe.model()).to(self.process.device)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)
         if self.plan.strategy.value == "ddp":
@@ -200,15 +194,16 @@ class Worker:
                 self.events.write("finding", finding=finding.to_json())
         return terms
 
-    def _make_evaluator(self, average: WeightAverage | None) -> Evaluator | None:
+    def _make_evaluator(
+        self, strategy: Strategy, average: WeightAverage | None
+    ) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
             return None
         return Evaluator(
             self.recipe,
             self.recipe.data("test"),
             plan=self.plan,
-            process=self.process,
-            precision=self.precision,
+            strategy=strategy,
             prefetch=self.job.loader.prefetch,
             seed=self.job.seed,
             weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,

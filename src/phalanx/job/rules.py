@@ -226,10 +226,17 @@ def _devices(loaded: LoadedJob) -> Iterator[Finding]:
         )
     if isinstance(gpus, list):
         twice = [i for i, times in Counter(gpus).items() if times > 1]
+        if twice and devices.backend != "gloo":
+            yield Finding(
+                slug="gpu-twice",
+                what=f"GPU {', '.join(map(str, twice))} is given to more than one rank",
+                why=f"{loaded.said('devices.gpus', 'devices.backend')}; NCCL joins different GPUs",
+                fix=f"{loaded.line_for('devices.gpus', list(dict.fromkeys(gpus)))}, or let ranks "
+                "share a GPU, which is slower: devices.backend=gloo",
+            )
         negative = [i for i in gpus if i < 0]
-        if twice or negative or not gpus:
-            wrong = [f"{i} is given {gpus.count(i)} times" for i in twice]
-            wrong += [f"{i} is below 0" for i in dict.fromkeys(negative)]
+        if negative or not gpus:
+            wrong = [f"{i} is below 0" for i in dict.fromkeys(negative)]
             good = [i for i in dict.fromkeys(gpus) if i >= 0] or [0]
             yield Finding(
                 slug="gpu-ids",
@@ -243,6 +250,13 @@ def _devices(loaded: LoadedJob) -> Iterator[Finding]:
             slug="single-strategy",
             what=f"the strategy `single` trains on 1 rank, the job asks for {ranks}",
             why=loaded.said("strategy", key),
+            fix=loaded.line_for("strategy", "ddp"),
+        )
+    if loaded.job.strategy == "fsdp" and loaded.job.determinism == "exact":
+        yield Finding(
+            slug="exact-sharded",
+            what="`determinism: exact` adds up whole gradients, `fsdp` never holds one",
+            why=loaded.said("determinism", "strategy"),
             fix=loaded.line_for("strategy", "ddp"),
         )
     if devices.backend == "nccl" and devices.cpu is not None and gpus is None:

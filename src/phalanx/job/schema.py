@@ -176,6 +176,22 @@ class Ddp(_Strict):
     """Gradient bucket size in MiB. Default: torch's own, 25 MiB with a first bucket of 1 MiB."""
 
 
+class Fsdp(_Strict):
+    """Settings of PyTorch's FSDP2, which spreads weights, gradients and optimizer state."""
+
+    shard_ranks: int | None = Field(default=None, ge=1)
+    """How many ranks share one copy of the state; more ranks hold further copies. Default: all
+    ranks of a node."""
+    reshard_after_forward: bool = True
+    """Let go of gathered weights between forward and backward; `false` is faster and holds the
+    whole model in memory during a step."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory and update them there."""
+    build: Literal["auto", "whole", "parts"] = "auto"
+    """How the model gets its first weights: built `whole` by every rank in host memory, or in
+    `parts`, one tensor at a time. `auto` goes by the host's memory."""
+
+
 class Logging(_Strict):
     """What is written down while training."""
 
@@ -220,8 +236,8 @@ class Job(_Strict):
     """Seed of sample order, per-sample randomness, dropout and initial weights."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
     """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How ranks share the work."""
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
+    """How ranks share the work: `ddp` holds the model on every rank, `fsdp` spreads it."""
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
@@ -246,6 +262,8 @@ class Job(_Strict):
     """How samples reach the model."""
     ddp: Ddp = Ddp()
     """Settings of DistributedDataParallel."""
+    fsdp: Fsdp = Fsdp()
+    """Settings of FSDP2."""
     logging: Logging = Logging()
     """What is written down while training."""
 

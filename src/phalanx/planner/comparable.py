@@ -79,7 +79,7 @@ def comparable_sides(
         "micro_batch_size": micro.value,
     }
     job = job.model_copy(update=fixed)
-    alone = job.model_copy(update={"devices": one_of(job.devices)})
+    alone = job.model_copy(update={"devices": one_of(job.devices), "strategy": "single"})
     one, _ = solve_plan(alone, machine, trace)
     many, findings = solve_plan(job, machine, trace)
     sides = Side(alone, _recorded(one, plan, micro)), Side(job, _recorded(many, plan, micro))

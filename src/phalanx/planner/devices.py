@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from phalanx.errors import Finding
@@ -89,14 +90,21 @@ def _place_on_gpus(job: Job, machine: Machine) -> Placement:
     return Placement(
         Decision("cuda", f"{len(visible)} CUDA GPUs are visible"),
         Decision([gpu.cuda_index or 0 for gpu in cards], reason),
-        Decision(len(cards), "one rank per GPU"),
+        Decision(len(cards), _ranks_per_gpu([gpu.cuda_index for gpu in cards])),
         cards,
     )
 
 
-def choose_backend(job: Job, placement: Placement, machine: Machine) -> Decision[str]:
+def _ranks_per_gpu(ids: list[int | None]) -> str:
+    shared = [f"GPU {i} carries {n}" for i, n in Counter(ids).items() if n > 1]
+    return "; ".join(shared) or "one rank per GPU"
+
+
+def choose_backend(
+    job: Job, placement: Placement, machine: Machine, strategy: str = "ddp"
+) -> Decision[str]:
     """How the ranks talk."""
-    if placement.ranks.value == 1:
+    if placement.ranks.value == 1 and strategy in ("single", "ddp"):
         return Decision("none", "one rank talks to nobody")
     if job.devices.backend != "auto":
         return Decision(job.devices.backend, f"devices.backend = {job.devices.backend}")
@@ -105,18 +113,6 @@ def choose_backend(job: Job, placement: Placement, machine: Machine) -> Decision
             return Decision("nccl", f"between GPUs; NCCL {machine.torch.nccl_version}")
         return Decision("gloo", "this torch has no NCCL; gradients travel through the host")
     return Decision("gloo", "between CPU processes")
-
-
-def choose_strategy(job: Job, ranks: int) -> Decision[str]:
-    """How the ranks share the work."""
-    if ranks == 1:
-        asked = (
-            f" (strategy = {job.strategy} has nothing to share)" if job.strategy == "ddp" else ""
-        )
-        return Decision("single", f"one rank{asked}")
-    if job.strategy != "auto":
-        return Decision(job.strategy, f"strategy = {job.strategy}")
-    return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 
 
 def choose_precision(

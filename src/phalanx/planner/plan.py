@@ -38,7 +38,11 @@ class Plan:
     backend: Decision[str]
     """`nccl`, `gloo`, or `none` on one rank."""
     strategy: Decision[str]
-    """`single` or `ddp`."""
+    """`single`, `ddp` or `fsdp`."""
+    shard_ranks: Decision[int] = Decision(1, "every rank holds the whole model")
+    """Ranks that share one copy of the weights and the optimizer state."""
+    build: Decision[str] = Decision("whole", "every rank holds the whole model")
+    """`whole` or `parts`: how the model gets its first weights."""
     precision: Decision[str]
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]

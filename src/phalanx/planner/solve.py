@@ -21,6 +21,7 @@ from phalanx.planner.batch_size import (
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
+from phalanx.planner.strategy import choose_strategy
 from phalanx.planner.trace import Trace
 
 
@@ -31,6 +32,10 @@ def solve_plan(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
+    chosen, problems = choose_strategy(
+        job, ranks=ranks, device=device, machine=machine, trace=trace
+    )
+    findings += problems
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
     if previous is not None:
@@ -53,8 +58,10 @@ def solve_plan(
         device=placement.device,
         gpus=placement.gpus,
         ranks=placement.ranks,
-        backend=devices.choose_backend(job, placement, machine),
-        strategy=devices.choose_strategy(job, ranks),
+        backend=devices.choose_backend(job, placement, machine, chosen.strategy.value),
+        strategy=chosen.strategy,
+        shard_ranks=chosen.shard_ranks,
+        build=chosen.build,
         precision=precision,
         determinism=determinism,
         threads=devices.choose_threads(job, placement, machine, previous),

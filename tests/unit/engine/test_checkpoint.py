@@ -12,6 +12,8 @@ from torch import nn
 from phalanx.engine.checkpoint import load_checkpoint, load_initial_weights, save_checkpoint
 from phalanx.engine.optimize import make_optimizer
 from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.strategies.single import Single
 from phalanx.errors import UserError
 from phalanx.job.schema import Optimizer
 from phalanx.recipe import Options, Recipe
@@ -56,6 +58,10 @@ def train(model, optimizer, precision, steps, seed):
         optimizer.zero_grad()
 
 
+def hold(model):
+    return Single(Recipe(Options()), model, Process(0, 1, CPU, "none"))
+
+
 class Parts:
     """A model under training."""
 
@@ -65,24 +71,21 @@ class Parts:
         self.model = self.precision.convert(kind())
         recipe = (Grouped if grouped else Recipe)(Options())
         self.optimizer = make_optimizer(recipe, self.model, Optimizer(name=name), 0.05)
+        self.strategy = hold(self.model)
+        self.strategy.adopt(self.optimizer, self.precision, None)
 
     def train(self, steps, seed):
         train(self.model, self.optimizer, self.precision, steps, seed)
         return self
 
     def save(self, folder, step=3):
-        return save_checkpoint(
-            folder,
-            model=self.model,
-            optimizer=self.optimizer,
-            precision=self.precision,
-            state={"step": step, "extra": "kept"},
-        )
+        state = {"step": step, "extra": "kept"}
+        return save_checkpoint(folder, strategy=self.strategy, state=state)
 
     def load(self, path):
         saved, problem = open_checkpoint(path)
         assert problem is None
-        load_checkpoint(saved, model=self.model, optimizer=self.optimizer, precision=self.precision)
+        load_checkpoint(saved, self.strategy)
         return saved
 
 
@@ -199,7 +202,7 @@ def test_weights_start_from_a_run_or_a_checkpoint(tmp_path, kind):
         (tmp_path / "checkpoints" / "checkpoint-1" / "model.safetensors", first),
     ]:
         model = kind()
-        load_initial_weights(model, source)
+        load_initial_weights(hold(model), source)
         assert_same_model(model, expected.model)
 
 
@@ -208,7 +211,7 @@ def test_weights_start_from_the_latest_of_a_run_without_a_best(tmp_path):
     parts.save(tmp_path / "checkpoints", step=1)
     publish(tmp_path / "checkpoints", 1, is_best=False, keep=2)
     model = Net()
-    load_initial_weights(model, tmp_path)
+    load_initial_weights(hold(model), tmp_path)
     assert_same_model(model, parts.model)
 
 
@@ -218,7 +221,7 @@ def test_weights_start_from_a_pt_file(tmp_path, wrap):
     state = parts.model.state_dict()
     torch.save({wrap: state, "epoch": 3} if wrap else state, tmp_path / "weights.pt")
     model = Net()
-    load_initial_weights(model, tmp_path / "weights.pt")
+    load_initial_weights(hold(model), tmp_path / "weights.pt")
     assert_same_model(model, parts.model)
 
 
@@ -227,7 +230,7 @@ def test_weights_start_from_a_bare_safetensors_file(tmp_path):
     save_file(parts.model.state_dict(), tmp_path / "weights.safetensors")
     (tmp_path / "state.json").write_text(json.dumps({"of": "another tool"}))
     model = Net()
-    load_initial_weights(model, tmp_path / "weights.safetensors")
+    load_initial_weights(hold(model), tmp_path / "weights.safetensors")
     assert_same_model(model, parts.model)
 
 
@@ -237,7 +240,7 @@ def test_tied_weights_start_from_a_file_that_holds_them_once(tmp_path):
     state = {k: v for k, v in parts.model.state_dict().items() if k != "head.weight"}
     save_file(state, tmp_path / "weights.safetensors")
     model = TiedNet()
-    load_initial_weights(model, tmp_path / "weights.safetensors")
+    load_initial_weights(hold(model), tmp_path / "weights.safetensors")
     assert_same_model(model, parts.model)
 
 
@@ -259,7 +262,7 @@ def test_a_malicious_pickle_is_not_run(tmp_path, kind):
         torch.save({"w": Malicious(trap)}, path, _use_new_zipfile_serialization=is_zip)
         assert zipfile.is_zipfile(path) is is_zip
     with pytest.raises(UserError) as caught:
-        load_initial_weights(Net(), path)
+        load_initial_weights(hold(Net()), path)
     (finding,) = caught.value.findings
     assert not trap.exists()
     assert finding.slug == "init-unsafe"
@@ -271,7 +274,7 @@ def test_a_malicious_pickle_is_not_run(tmp_path, kind):
 def test_a_whole_pickled_model_is_not_opened(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
     with pytest.raises(UserError) as caught:
-        load_initial_weights(nn.Linear(2, 2), tmp_path / "model.pt")
+        load_initial_weights(hold(nn.Linear(2, 2)), tmp_path / "model.pt")
     assert caught.value.findings[0].slug == "init-unsafe"
 
 
@@ -344,7 +347,7 @@ def missing(folder):
 def test_weights_that_do_not_fit_are_a_finding(tmp_path, make):
     source = make(tmp_path)
     with pytest.raises(UserError) as caught:
-        load_initial_weights(Net(), source)
+        load_initial_weights(hold(Net()), source)
     (finding,) = caught.value.findings
     assert finding.slug == "init-weights"
     assert str(source) in finding.what
@@ -354,7 +357,7 @@ def test_weights_that_do_not_fit_are_a_finding(tmp_path, make):
 
 def test_the_finding_about_shapes_names_them(tmp_path):
     with pytest.raises(UserError) as caught:
-        load_initial_weights(Net(), wrong_shapes(tmp_path))
+        load_initial_weights(hold(Net()), wrong_shapes(tmp_path))
     why = caught.value.findings[0].why
     assert "embed.weight" in why
     assert "[6, 5]" in why

@@ -8,7 +8,10 @@ from torch import nn
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
 from phalanx.engine.ema import WeightAverage, ema_findings, make_average
 from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.strategies.single import Single
 from phalanx.job.schema import Ema
+from phalanx.recipe import Options, Recipe
 from phalanx.run.checkpoints import open_checkpoint
 
 CPU = torch.device("cpu")
@@ -35,7 +38,15 @@ class TiedNet(Net):
 def make(kind=Net, dtype=torch.float32, **settings):
     torch.manual_seed(0)
     model = kind().to(dtype)
-    return model, WeightAverage(model, **{"decay": 0.9, **settings})
+    return model, WeightAverage(hold(model), **{"decay": 0.9, **settings})
+
+
+def hold(model):
+    return Single(Recipe(Options()), model, Process(0, 1, CPU, "none"))
+
+
+def tensors_of(average):
+    return {name: shard.tensor for name, shard in average.shards().items()}
 
 
 def fill(model, value):
@@ -73,13 +84,13 @@ def train(model, optimizer, steps, *, seed=0, precision=None):
 def test_the_closed_form_after_n_steps(decay, steps):
     model = nn.Linear(3, 2).double()
     fill(model, 2.0)
-    average = WeightAverage(model, decay=decay)
+    average = WeightAverage(hold(model), decay=decay)
     fill(model, 5.0)
     for _ in range(steps):
         average.update()
     # From 2 towards 5: what is left of the start is decay^n.
     expected = 5.0 - 3.0 * decay**steps
-    for tensor in average.tensors().values():
+    for tensor in tensors_of(average).values():
         assert torch.allclose(tensor, torch.full_like(tensor, expected), rtol=0, atol=1e-14)
     assert average.record()["updates"] == steps
 
@@ -91,7 +102,7 @@ def test_weights_that_move_are_averaged_step_by_step():
         fill(model, value)
         average.update()
         expected = 0.9 * expected + 0.1 * value
-    assert torch.allclose(average.tensors()["head.weight"], expected, rtol=0, atol=1e-15)
+    assert torch.allclose(tensors_of(average)["head.weight"], expected, rtol=0, atol=1e-15)
 
 
 def test_warm_up_raises_the_decay():
@@ -109,7 +120,7 @@ def test_warm_up_raises_the_decay():
 
 def test_it_starts_as_the_model():
     model, average = make()
-    assert_same(average.tensors(), model.state_dict())
+    assert_same(tensors_of(average), model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,7 @@ def test_the_average_is_fp32_or_wider(dtype, kept):
     model, average = make(dtype=dtype)
     fill(model, 1.0)
     average.update()
-    tensors = average.tensors()
+    tensors = tensors_of(average)
     assert tensors["head.weight"].dtype == kept
     assert tensors["frozen.weight"].dtype == dtype  # the model's own
 
@@ -133,24 +144,24 @@ def test_the_average_is_fp32_or_wider(dtype, kept):
 def test_small_changes_are_not_lost_in_a_narrow_type():
     model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     fill(model, 1.0)
-    average = WeightAverage(model, decay=0.999)
+    average = WeightAverage(hold(model), decay=0.999)
     fill(model, 1.0078125)  # the next number in bfloat16
     for _ in range(100):
         average.update()
     expected = 1.0078125 - 0.0078125 * 0.999**100
-    assert average.tensors()["weight"].item() == pytest.approx(expected, abs=1e-6)
+    assert tensors_of(average)["weight"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_frozen_parameters_and_buffers_are_the_models_own():
     model, average = make()
     fill(model, 3.0)
     average.update()
-    tensors = average.tensors()
+    tensors = tensors_of(average)
     for name in ("frozen.weight", "frozen.bias", "norm.running_mean", "norm.running_var"):
         assert (tensors[name] == 3.0).all(), name
     assert (tensors["head.weight"] != 3.0).all()
     fill(model, 4.0)  # copied when asked for, not when averaged
-    assert (average.tensors()["norm.running_mean"] == 4.0).all()
+    assert (tensors_of(average)["norm.running_mean"] == 4.0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -159,13 +170,13 @@ def test_the_swap_puts_the_average_in_and_the_weights_back(kind, dtype):
     model, average = make(kind, dtype=dtype)
     fill(model, 0.3)
     average.update()
-    raw, averaged = copy_of(model.state_dict()), copy_of(average.tensors())
+    raw, averaged = copy_of(model.state_dict()), copy_of(tensors_of(average))
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     for _ in range(2):
         with average.swapped_in():
             inside = copy_of(model.state_dict())
         assert_same(model.state_dict(), raw)
-        assert_same(average.tensors(), averaged)
+        assert_same(tensors_of(average), averaged)
     assert_same(
         inside,
         {name: tensor.to(dtype) for name, tensor in averaged.items()}
@@ -191,12 +202,12 @@ def test_it_follows_the_optimizer(fused):
         [p for p in model.parameters() if p.requires_grad], lr=0.1, fused=fused
     )
     average.follow(optimizer)
-    expected = average.tensors()["head.weight"].clone()
+    expected = tensors_of(average)["head.weight"].clone()
     for step in range(3):
         train(model, optimizer, 1, seed=step)
         expected.lerp_(model.head.weight.detach(), 0.1)
     assert average.record()["updates"] == 3
-    assert torch.allclose(average.tensors()["head.weight"], expected, rtol=0, atol=1e-7)
+    assert torch.allclose(tensors_of(average)["head.weight"], expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -219,14 +230,14 @@ def test_a_step_that_overflowed_does_not_count_on_the_cpu(fused):
 
 
 def save(folder, model, optimizer, average):
-    return save_checkpoint(
-        folder,
-        model=model,
-        optimizer=optimizer,
-        precision=Precision("fp32", CPU),
-        state={"step": 3},
-        average=average,
-    )
+    strategy = adopted(model, optimizer)
+    return save_checkpoint(folder, strategy=strategy, state={"step": 3}, average=average)
+
+
+def adopted(model, optimizer):
+    strategy = hold(model)
+    strategy.adopt(optimizer, Precision("fp32", CPU), None)
+    return strategy
 
 
 def begin(kind, dtype=torch.float32):
@@ -246,13 +257,12 @@ def test_a_loaded_average_goes_on_bit_for_bit(tmp_path, kind, dtype):
     saved, problem = open_checkpoint(path)
     assert problem is None
     fill(other, 0.0)
-    precision = Precision("fp32", CPU)
-    load_checkpoint(saved, model=other, optimizer=other_optimizer, precision=precision)
+    load_checkpoint(saved, adopted(other, other_optimizer))
     load_average(saved, loaded)
-    assert_same(loaded.tensors(), average.tensors())
+    assert_same(tensors_of(loaded), tensors_of(average))
     train(model, optimizer, 2, seed=1)
     train(other, other_optimizer, 2, seed=1)
-    assert_same(loaded.tensors(), average.tensors())
+    assert_same(tensors_of(loaded), tensors_of(average))
     assert loaded.record() == average.record()
 
 
@@ -278,8 +288,8 @@ def test_a_checkpoint_without_an_average_has_no_such_file(tmp_path):
 
 
 def test_a_job_without_a_decay_has_no_average():
-    assert make_average(Ema(), Net()) is None
-    assert make_average(Ema(decay=0.5, warmup=True), Net()).record() == {
+    assert make_average(Ema(), hold(Net())) is None
+    assert make_average(Ema(decay=0.5, warmup=True), hold(Net())).record() == {
         "decay": 0.5,
         "warmup": True,
         "updates": 0,

@@ -10,6 +10,7 @@ from torch import nn
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
+from phalanx.engine.strategies.single import Single
 from phalanx.planner.plan import Decision
 from phalanx.recipe import Options, Recipe
 
@@ -46,19 +47,20 @@ class Counting(Recipe):
         return {"mean": sums["ids"] / sums["samples"], "count": sums["samples"], **sums}
 
 
-def make(size, batch_size, *, precision="fp32", recipe=None, workers=0):
+def make(size, batch_size, *, model=None, precision="fp32", recipe=None, workers=0):
     plan = SimpleNamespace(
         evaluate_batch_size=Decision(batch_size, ""),
         workers=Decision(workers, ""),
         pin_memory=Decision(False, ""),
     )
     recipe = recipe or Counting()
+    strategy = Single(recipe, model or nn.Linear(1, 1), Process(0, 1, CPU, "none"))
+    strategy.adopt(None, Precision(precision, CPU), None)
     evaluator = Evaluator(
         recipe,
         Numbers(size),
         plan=plan,
-        process=Process(0, 1, CPU, "none"),
-        precision=Precision(precision, CPU),
+        strategy=strategy,
         prefetch=2,
         seed=0,
     )
@@ -68,7 +70,7 @@ def make(size, batch_size, *, precision="fp32", recipe=None, workers=0):
 @pytest.mark.parametrize(("size", "batch_size"), [(7, 2), (13, 5), (1, 8), (360, 32), (29, 29)])
 def test_every_sample_counts_once(size, batch_size):
     recipe, evaluator = make(size, batch_size)
-    evaluation = evaluator.run(nn.Linear(1, 1))
+    evaluation = evaluator.run()
     assert evaluation.samples == size
     assert evaluation.metrics["count"] == size
     assert evaluation.metrics["ids"] == size * (size - 1) / 2
@@ -80,43 +82,42 @@ def test_sums_are_added_in_double():
     # In float32 a thousand times 0.1 is 99.999; the value itself is float32's 0.1.
     _, evaluator = make(1000, 1)
     tiny = float(np.float32(0.1))
-    assert evaluator.run(nn.Linear(1, 1)).metrics["tiny"] == pytest.approx(1000 * tiny, abs=1e-9)
+    assert evaluator.run().metrics["tiny"] == pytest.approx(1000 * tiny, abs=1e-9)
 
 
 def test_metrics_are_plain_numbers():
     _, evaluator = make(7, 2)
-    assert {type(v) for v in evaluator.run(nn.Linear(1, 1)).metrics.values()} == {float}
+    assert {type(v) for v in evaluator.run().metrics.values()} == {float}
 
 
 def test_it_can_be_run_again_with_the_same_result():
     _, evaluator = make(7, 2)
-    model = nn.Linear(1, 1)
-    assert evaluator.run(model).metrics == evaluator.run(model).metrics
+    assert evaluator.run().metrics == evaluator.run().metrics
 
 
 def test_the_model_evaluates_without_gradients_and_dropout():
-    recipe, evaluator = make(7, 2)
-    evaluator.run(nn.Linear(1, 1).train())
+    recipe, evaluator = make(7, 2, model=nn.Linear(1, 1).train())
+    evaluator.run()
     assert not any(recipe.was_training)
     assert not any(recipe.had_gradients)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 def test_the_model_is_left_as_it_was_found(is_training):
-    _, evaluator = make(7, 2)
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).train(is_training)
+    _, evaluator = make(7, 2, model=model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    evaluator.run(model)
+    evaluator.run()
     assert model.training is is_training
     assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
 
 
 def test_a_part_of_the_model_that_was_frozen_in_eval_stays_so():
     # A frozen backbone whose BatchNorm must not move.
-    _, evaluator = make(7, 2)
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).train()
+    _, evaluator = make(7, 2, model=model)
     model[1].eval()
-    evaluator.run(model)
+    evaluator.run()
     assert [module.training for module in model] == [True, False]
 
 
@@ -125,14 +126,14 @@ def test_the_model_is_left_as_it_was_found_after_an_error():
         def evaluate(self, model, batch):
             raise RuntimeError("own words")
 
-    _, evaluator = make(7, 2, recipe=Failing())
     model = nn.Linear(1, 1).train()
+    _, evaluator = make(7, 2, recipe=Failing(), model=model)
     with pytest.raises(RuntimeError, match="own words"):
-        evaluator.run(model)
+        evaluator.run()
     assert model.training
 
 
 def test_inputs_are_fp64_under_fp64():
-    recipe, evaluator = make(7, 2, precision="fp64")
-    evaluator.run(nn.Linear(1, 1).double())
+    recipe, evaluator = make(7, 2, precision="fp64", model=nn.Linear(1, 1).double())
+    evaluator.run()
     assert recipe.dtypes == {torch.float64}

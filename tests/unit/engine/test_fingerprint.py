@@ -1,7 +1,5 @@
 """A few numbers per tensor: equal for equal tensors, different for any other, and shards add up."""
 
-import math
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,11 +8,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.engine import fingerprint
-from phalanx.engine.fingerprint import Part, fingerprints, part_of
+from phalanx.engine.fingerprint import fingerprints, part_label
+from phalanx.engine.shards import shard_of
 
 
 def make(tensor, name="weight"):
-    return fingerprints({name: tensor})[name]
+    return fingerprints({name: shard_of(tensor, is_first=True)})[name]
 
 
 def test_norm_and_distance_are_those_of_the_tensors():
@@ -38,7 +37,7 @@ def test_complex_sparse_empty_and_missing_tensors_are_read():
     dense = torch.tensor([0.0, 3.0, 0.0])
     assert make(dense.to_sparse()) == make(dense)
     assert make(torch.empty(0)).squares == 0
-    assert fingerprints({"a": None, "b": torch.ones(2)})["a"] is None
+    assert fingerprints({"a": None})["a"] is None
 
 
 def test_steps_of_equal_size_in_other_directions_do_not_cancel():
@@ -75,16 +74,6 @@ def test_large_tensors_are_read_in_chunks(monkeypatch):
     assert make(x).distance(whole) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("local", "offset"), [((2, 4, 6), (1, 0, 0)), ((3, 2, 6), (0, 2, 0)), ((2, 3, 2), (1, 1, 3))]
-)
-def test_positions_are_those_in_the_whole(local, offset):
-    whole = torch.arange(3 * 4 * 6).reshape(3, 4, 6)
-    part = whole[tuple(slice(o, o + n) for o, n in zip(offset, local, strict=True))]
-    found = Part((3, 4, 6), local, offset).positions(0, math.prod(local), torch.device("cpu"))
-    assert found.tolist() == part.flatten().tolist()
-
-
 @pytest.fixture
 def as_rank():
     """Be some rank of a world that is not there."""
@@ -98,31 +87,27 @@ def as_rank():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("world", [2, 3])
-def test_fingerprints_of_shards_add_up(as_rank, dim, world):
-    # 7 rows over 3 ranks: 3, 3, 1; one rank of a parameter with 2 rows has none.
-    for shape in ((7, 5), (2, 5)):
-        whole = torch.randn(*shape, dtype=torch.float64)
-        total, labels = None, set()
-        for rank in range(world):
-            as_rank(rank, world)
-            mesh = init_device_mesh("cpu", (world,))
-            pieces = list(whole.chunk(world, dim))
-            empty = whole.narrow(dim, 0, 0)
-            local = pieces[rank] if rank < len(pieces) else empty
-            sharded = DTensor.from_local(
-                local, mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
-            )
-            labels.add(part_of(sharded).label)
-            total = make(sharded) if total is None else total + make(sharded)
-        assert total.distance(make(whole)) < 1e-12
-        assert len(labels) == world
+@pytest.mark.parametrize("rows", [7, 2])  # 7 over 3 ranks are 3, 3, 1; of 2 one rank has none
+def test_fingerprints_of_shards_add_up(as_rank, world, rows):
+    whole = torch.randn(rows, 5, dtype=torch.float64)
+    total, labels = None, set()
+    for rank in range(world):
+        as_rank(rank, world)
+        mesh = init_device_mesh("cpu", (world,))
+        pieces = [*whole.chunk(world), *[whole[:0]] * world]
+        sharded = DTensor.from_local(
+            pieces[rank], mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=(5, 1)
+        )
+        labels.add(part_label(shard_of(sharded, is_first=True)))
+        total = make(sharded) if total is None else total + make(sharded)
+    assert total.distance(make(whole)) < 1e-12
+    assert len(labels) == world
 
 
 def test_a_replicated_dtensor_is_whole(as_rank):
     as_rank(1, 2)
     whole = torch.randn(3, 2)
     held = DTensor.from_local(whole, init_device_mesh("cpu", (2,)), [Replicate()], run_check=False)
-    assert part_of(held).label == ""
+    assert part_label(shard_of(held, is_first=True)) == ""
     assert make(held) == make(whole)

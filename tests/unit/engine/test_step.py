@@ -34,15 +34,8 @@ def make(recipe=None, *, clip_norm=None, precision="fp32"):
     strategy = Single(recipe or Sums(Options()), model, Process(0, 1, CPU, "none"))
     schedule = Schedule(ScheduleJob(name="constant"), peak_lr=0.01, warmup_steps=0, total_steps=10)
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}], lr=1.0)
-    step = TrainStep(
-        strategy=strategy,
-        optimizer=optimizer,
-        schedule=schedule,
-        precision=Precision(precision, CPU),
-        seed=0,
-        clip_norm=clip_norm,
-    )
-    return model, step
+    strategy.adopt(optimizer, Precision(precision, CPU), clip_norm)
+    return model, TrainStep(strategy=strategy, schedule=schedule, seed=0)
 
 
 def make_input(sizes, weights):
@@ -75,7 +68,7 @@ def test_the_norm_before_clipping_is_kept():
 
 def test_fp16_unscales_before_it_clips():
     model, step = make(clip_norm=1.0, precision="fp16")
-    scaler = step._precision.scaler
+    scaler = step._strategy.precision.scaler
     scaler.load_state_dict(scaler.state_dict() | {"scale": 64.0})  # 65,536 overflows at first
     result = step.run(make_input([4], {"*": 4.0}))
     assert result.grad_norm.item() == pytest.approx(GRADIENT, rel=1e-3)
@@ -145,30 +138,28 @@ def test_a_discarded_pass_names_the_terms():
 class Onlooker:
     """Stands in for a recorder."""
 
-    def __init__(self, model):
-        self.model = model
+    def __init__(self, strategy):
+        self.weight = strategy.model.weight
         self.seen = []
+        strategy.on_gradients = lambda: self.seen.append(("gradient", self.weight.grad.item()))
 
     def loss(self, micro_batch, run):
         terms = run()
         self.seen.append(("loss", micro_batch.slot, terms["fit"].sum.item()))
         return terms
 
-    def gradients(self, weights):
-        self.seen.append(("gradients", self.model.weight.grad.item(), weights))
-
-    def step(self, step, lr):
-        self.seen.append(("step", step, lr, self.model.weight.item()))
+    def step(self, step, lr, weights):
+        self.seen.append(("step", step, lr, weights, self.weight.item()))
 
 
 @pytest.mark.parametrize("weights", [{"*": 4.0}, None], ids=["known", "late"])
 def test_a_recorder_sees_whole_gradients_that_are_not_clipped(weights):
-    model, step = make(clip_norm=1.0)
-    step.recorder = onlooker = Onlooker(model)
+    _, step = make(clip_norm=1.0)
+    step.recorder = onlooker = Onlooker(step._strategy)
     step.run(make_input([1, 3], weights))
     assert onlooker.seen == [
         ("loss", 0, 1.0),
         ("loss", 1, 84.0),
-        ("gradients", pytest.approx(GRADIENT), weights),
-        ("step", 0, 0.01, pytest.approx(1 - 0.01)),
+        ("gradient", pytest.approx(GRADIENT)),
+        ("step", 0, 0.01, weights, pytest.approx(1 - 0.01)),
     ]

@@ -255,9 +255,21 @@ _RULES = (
     ("no GPU at all", GOOD + "devices:\n  gpus: 0\n", ("gpu-count",), ("--gpus 0,", ":5")),
     (
         "GPU ids",
-        GOOD + "devices: {gpus: [0, 0, -1]}\n",
+        GOOD + "devices: {gpus: [0, -1]}\n",
         ("gpu-ids",),
-        ("0 is given 2 times", "-1 is below 0", "devices.gpus: [0]", "job.yaml:4"),
+        ("-1 is below 0", "devices.gpus: [0]", "job.yaml:4"),
+    ),
+    (
+        "a GPU twice",
+        GOOD + "devices: {gpus: [0, 0, 1]}\n",
+        ("gpu-twice",),
+        ("GPU 0 is given to more", "devices.gpus: [0, 1]", "devices.backend=gloo", "job.yaml:4"),
+    ),
+    (
+        "exact and sharded",
+        GOOD + "strategy: fsdp\ndeterminism: exact\n",
+        ("exact-sharded",),
+        ("strategy: ddp", "job.yaml:4", "job.yaml:5"),
     ),
     ("no GPU ids", GOOD + "devices: {gpus: []}\n", ("gpu-ids",), ("empty", "job.yaml:4")),
     (

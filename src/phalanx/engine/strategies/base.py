@@ -1,15 +1,21 @@
-"""What a strategy is: how the model is held and how gradients of many ranks become one."""
+"""What a strategy is: how the model is held, how gradients of many ranks become one update, and
+what each rank holds of the state that a checkpoint keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from phalanx.engine.optimize import Optimizer
+from phalanx.engine.optimizer_state import OptimizerState, named_state, put_state
+from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
+from phalanx.engine.shards import Shard, shard_of
+from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Term
 
@@ -27,7 +33,8 @@ class StepSums(Protocol):
 
 
 class LossModule(nn.Module):
-    """The recipe's loss as a module, so that one forward covers all a strategy must watch.
+    """The recipe's loss and evaluation as a module, so that one forward covers all a strategy must
+    watch, whatever methods of the model the recipe calls.
 
     Without a batch it gives a zero that reaches every parameter: the part of a rank that has no
     micro-batch in a step."""
@@ -39,7 +46,11 @@ class LossModule(nn.Module):
         """Parameters that get a gradient; DDP takes the others out."""
         self._recipe = recipe
 
-    def forward(self, batch: Batch, keys: torch.Tensor | None) -> Mapping[str, Term] | torch.Tensor:
+    def forward(
+        self, batch: Batch, keys: torch.Tensor | None, is_evaluation: bool = False
+    ) -> Mapping[str, Any] | torch.Tensor:
+        if is_evaluation:
+            return self._recipe.evaluate(self.model, batch)
         if keys is None:
             return nothing(self.reachable)
         return self._recipe.loss(self.model, batch, keys)
@@ -54,16 +65,45 @@ class Strategy:
     """One rank that holds the whole model: the base of the others, and `single` itself."""
 
     name = "single"
+    is_lockstep = False
+    """Whether forward and backward wait for the other ranks: then every rank runs equally many of
+    them, and one that has run out of micro-batches repeats one with a zero objective."""
+    is_sharded = False
+    """Whether the ranks hold different parts of the state, so that all of them save."""
+
+    optimizer: Optimizer
+    precision: Precision
+    clip_norm: float | None
 
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         self.model = model
         self.process = process
         self.bare_loss = LossModule(recipe, model)
         self.loss_module: nn.Module = self.bare_loss
+        self.is_idle = False
+        """True during a forward and backward that only keep in step with the other ranks."""
+        self.on_gradients: Callable[[], None] = lambda: None
+        """Called in `update` when the gradients are those of the global batch, not clipped yet."""
+
+    # -- before the first step, in this order
+
+    def adopt(self, optimizer: Optimizer, precision: Precision, clip_norm: float | None) -> None:
+        """Take over what updates the weights."""
+        self.optimizer = optimizer
+        self.precision = precision
+        self.clip_norm = clip_norm
 
     def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:
         """Whatever must run and be thrown away before the first step."""
         return []
+
+    def resume(self) -> None:
+        """Called once the weights of the first step are in place."""
+
+    # -- a step
+
+    def before_step(self, num_slots: int) -> None:
+        """Called before the first micro-batch of a step, also on a rank that has none."""
 
     def loss(self, batch: Batch, keys: torch.Tensor) -> Mapping[str, Term]:
         """The recipe's terms for a micro-batch."""
@@ -74,19 +114,26 @@ class Strategy:
         """Inside, backward adds up gradients on this rank without telling the others."""
         return nullcontext()
 
+    def backward(self, objective: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch's part of the loss."""
+        torch.autograd.backward(self.precision.scaler.scale(objective))
+
     def contribute_nothing(self) -> None:
         """Take part in the reduction of a step in which this rank has no micro-batch."""
+
+    @contextmanager
+    def idling(self) -> Iterator[None]:
+        """Around the passes of a rank in lock-step that has no micro-batch left."""
+        self.is_idle = True
+        try:
+            yield
+        finally:
+            self.is_idle = False
 
     @property
     def gradient_scale(self) -> float:
         """What the loss is multiplied by because the strategy divides gradients by it."""
         return 1.0
-
-    def resume(self) -> None:
-        """Called once the weights of the first step are in place."""
-
-    def before_step(self, num_slots: int) -> None:
-        """Called before the first micro-batch of a step, also on a rank that has none."""
 
     def after_slot(self, slot: int, sums: StepSums) -> None:
         """Called after each micro-batch's backward."""
@@ -94,11 +141,86 @@ class Strategy:
     def after_step(self, num_slots: int, sums: StepSums) -> None:
         """Make gradients, and buffers that forward changed, the same on every rank."""
 
-    def read_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """The gradient of the global batch, for who looks on: whole, or this rank's shard of it as
-        a DTensor. Called on every rank, for the same parameters in the same order."""
-        return parameter.grad
+    def update(self, divisor: torch.Tensor | None) -> torch.Tensor | None:
+        """Divide the gradients by a weight that was not known before, clip, and change the weights.
+        Returns the norm of the gradients when they are clipped."""
+        scaler, optimizer = self.precision.scaler, self.optimizer
+        gradients = self.gradients()
+        if divisor is not None:
+            _divide(gradients, divisor)
+        self.on_gradients()
+        norm = None
+        if self.clip_norm is not None:
+            scaler.unscale_(optimizer)
+            norm = self.gradient_norm(gradients)
+            # As torch.nn.utils.clip_grad_norm_ does, which does not know about shards.
+            _multiply(gradients, torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
 
-    def read_weight(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The weight, likewise."""
-        return parameter.detach()
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients on this rank that the optimizer is going to use."""
+        groups = self.optimizer.param_groups
+        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+
+    def gradient_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of the gradients over all parameters of the model."""
+        return torch.nn.utils.get_total_norm(gradients)
+
+    # -- evaluation
+
+    def evaluate(self, batch: Batch) -> Mapping[str, Any]:
+        """The recipe's sums for a micro-batch of the test split."""
+        sums: Mapping[str, Any] = self.bare_loss(batch, None, is_evaluation=True)
+        return sums
+
+    def after_evaluation(self) -> None:
+        """Called while the weights that were evaluated are still in place."""
+
+    # -- state
+
+    def read_weight(self, parameter: nn.Parameter) -> Shard:
+        """What this rank holds of a weight; called for all parameters on all ranks."""
+        return shard_of(parameter, is_first=self.process.is_first)
+
+    def read_gradient(self, parameter: nn.Parameter) -> Shard | None:
+        """What this rank holds of a gradient, likewise, when `on_gradients` is called."""
+        if parameter.grad is None:
+            return None
+        return shard_of(parameter.grad, is_first=self.process.is_first)
+
+    def model_state(self) -> dict[str, Shard]:
+        """What this rank holds of the model's state, under the model's own names."""
+        state = self.model.state_dict(keep_vars=True)
+        return {name: shard_of(t, is_first=self.process.is_first) for name, t in state.items()}
+
+    def optimizer_state(self) -> OptimizerState:
+        """What this rank holds of the optimizer's state."""
+        return named_state(self.model, self.optimizer, is_first=self.process.is_first)
+
+    def load_optimizer(self, file: TensorFile, numbers: Mapping[str, Any]) -> None:
+        """Put what `optimizer_state` gave in place."""
+        put_state(self.model, self.optimizer, file, numbers)
+
+    def weights_changed(self) -> None:
+        """Called after the shards of `model_state` were written to."""
+
+
+def _multiply(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    for kind in _by_kind(tensors):
+        torch._foreach_mul_(kind, factor.to(kind[0]))
+
+
+def _divide(tensors: list[torch.Tensor], divisor: torch.Tensor) -> None:
+    for kind in _by_kind(tensors):
+        torch._foreach_div_(kind, divisor.to(kind[0]))
+
+
+def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors of one type on one device together: torch's kernels for many tensors want that."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(kinds.values())

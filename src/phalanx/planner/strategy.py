@@ -1,0 +1,94 @@
+"""How the ranks share the work: who holds which part of the weights and of the optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.errors import Finding, format_bytes
+from phalanx.job.schema import Job
+from phalanx.machine import Machine
+from phalanx.planner.plan import Decision
+from phalanx.planner.trace import Trace
+
+_HOST_SHARE = 0.5  # of the host's memory that models built whole on every rank may take
+
+
+@dataclass(frozen=True)
+class StrategyChoice:
+    """The strategy and what belongs to it."""
+
+    strategy: Decision[str]
+    shard_ranks: Decision[int]
+    build: Decision[str]
+
+
+def choose_strategy(
+    job: Job, *, ranks: int, device: str, machine: Machine, trace: Trace
+) -> tuple[StrategyChoice, list[Finding]]:
+    """The strategy for a number of ranks, and what speaks against it."""
+    strategy = _choose(job, ranks)
+    shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks)
+    if strategy.value == "fsdp" and device == "mps":
+        findings.append(_fsdp_on_mps(job))
+    build = _choose_build(job, strategy.value, ranks, machine, trace)
+    return StrategyChoice(strategy, shard_ranks, build), findings
+
+
+def _choose(job: Job, ranks: int) -> Decision[str]:
+    asked = job.strategy
+    if asked == "fsdp" and job.fsdp.offload:
+        return Decision("fsdp", "strategy = fsdp, with the state in host memory (fsdp.offload)")
+    if ranks == 1:
+        why = f" (strategy = {asked} has nothing to share)" if asked in ("ddp", "fsdp") else ""
+        return Decision("single", f"one rank{why}")
+    if asked != "auto":
+        return Decision(asked, f"strategy = {asked}")
+    return Decision("ddp", f"the simplest strategy for {ranks} ranks")
+
+
+def _choose_shard_ranks(job: Job, strategy: str, ranks: int) -> tuple[Decision[int], list[Finding]]:
+    if strategy != "fsdp":
+        return Decision(1, f"{strategy} holds the whole model on every rank"), []
+    asked = job.fsdp.shard_ranks
+    if asked is None:
+        return Decision(ranks, f"all {ranks} ranks of this node share one copy"), []
+    copies = ranks // asked
+    decision = Decision(asked, f"fsdp.shard_ranks = {asked}: {copies} copies of the state")
+    if ranks % asked == 0:
+        return decision, []
+    fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    return decision, [
+        Finding(
+            slug="fsdp-shard-ranks",
+            what=f"{ranks} ranks cannot be divided into groups of {asked}",
+            why=f"fsdp.shard_ranks = {asked}; {ranks} ranks are used",
+            fix=f"fsdp.shard_ranks={max(n for n in fitting if n <= max(asked, 1))}",
+        )
+    ]
+
+
+def _fsdp_on_mps(job: Job) -> Finding:
+    return Finding(
+        slug="fsdp-on-mps",
+        what="FSDP does not run on Apple's MPS",
+        why=f"strategy = {job.strategy}, fsdp.offload = {str(job.fsdp.offload).lower()}; torch "
+        "has no collectives between MPS devices, and one device has nothing to share",
+        fix="strategy=single",
+    )
+
+
+def _choose_build(
+    job: Job, strategy: str, ranks: int, machine: Machine, trace: Trace
+) -> Decision[str]:
+    if strategy != "fsdp":
+        return Decision("whole", f"{strategy} holds the whole model anyway")
+    if job.fsdp.build != "auto":
+        return Decision(job.fsdp.build, f"fsdp.build = {job.fsdp.build}")
+    needed, there = trace.parameter_bytes * ranks, machine.memory.total_bytes
+    text = (
+        f"{ranks} ranks x {format_bytes(trace.parameter_bytes)} of weights, "
+        f"{format_bytes(there)} of host memory"
+    )
+    if needed <= _HOST_SHARE * there:
+        return Decision("whole", f"built by every rank in host memory: {text}")
+    return Decision("parts", f"one tensor at a time: {text}")
