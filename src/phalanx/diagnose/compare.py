@@ -22,6 +22,7 @@ TOLERANCE = 1e-10
 
 _SMALLEST_BUFFER = 1e-4  # a statistic that is zero but for rounding has no scale of its own
 
+_Weights = dict[str, float] | None
 Kind = Literal["samples", "batch", "loss", "gradient", "weight", "buffer"]
 
 
@@ -174,12 +175,7 @@ class _Walk:
             )
 
     def _weights(
-        self,
-        step: int,
-        where: str,
-        one: dict[str, float] | None,
-        many: dict[str, float] | None,
-        rank: int,
+        self, step: int, where: str, one: _Weights, many: _Weights, rank: int
     ) -> Iterator[Measured]:
         one, many = one or {}, many or {}
         for name in dict.fromkeys([*one, *many]):
