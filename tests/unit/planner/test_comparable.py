@@ -18,6 +18,8 @@ from phalanx.planner.solve import solve_plan
         ("8xa100", {"gpus": "all"}, 8, Devices(gpus=list(range(8)))),
         ("8xa100", {"gpus": [5, 2, 7]}, 2, Devices(gpus=[5, 2])),
         ("8xa100", {"gpus": [5]}, 2, Devices(cpu=2)),
+        # Ranks may share a GPU where the job says so.
+        ("1xt4", {"gpus": [0, 0], "backend": "gloo"}, 2, Devices(gpus=[0, 0], backend="gloo")),
         ("8xa100", {"gpus": 3}, 4, Devices(cpu=4)),
         ("8xa100", {"cpu": 1}, 4, Devices(cpu=4)),
         ("cpu", {"gpus": 8, "backend": "nccl"}, 2, Devices(cpu=2)),
