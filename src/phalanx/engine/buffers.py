@@ -8,6 +8,8 @@ are averaged over the ranks, and a Finding says so.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,16 +25,9 @@ class SharedBuffers:
 
     def __init__(self, model: nn.Module, process: Process) -> None:
         self._process = process
-        self._norms = [
-            m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
-        ]
+        self._norms = [m for m in model.modules() if _keeps_statistics(m)]
         self._momenta = [norm.momentum for norm in self._norms]
-        self._norm_names = {
-            f"{name}.{part}" if name else part
-            for name, module in model.named_modules()
-            if any(module is norm for norm in self._norms)
-            for part in ("running_mean", "running_var", "num_batches_tracked")
-        }
+        self._norm_names = statistics_names(model)
         self._model = model
         self._others: list[Tensor] = []
         self._running: Tensor | None = None
@@ -142,6 +137,20 @@ class SharedBuffers:
                     position += len(part)
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.fill_(self._batches)
+
+
+def statistics_names(model: nn.Module) -> set[str]:
+    """Names of the buffers that hold BatchNorm's running statistics."""
+    return {
+        f"{name}.{part}" if name else part
+        for name, module in model.named_modules()
+        if _keeps_statistics(module)
+        for part in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+def _keeps_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
 
 
 def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor]:

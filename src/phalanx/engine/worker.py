@@ -21,7 +21,7 @@ from phalanx.engine.failure import describe_failure
 from phalanx.engine.loop import Counters, Loop
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
-from phalanx.engine.order import INIT
+from phalanx.engine.order import INIT, check_size
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.recompute import recompute_in_backward
@@ -107,6 +107,7 @@ class Worker:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job = self.plan, self.job
         data = self.recipe.data("train")
+        check_size(len(data), plan.num_samples.value, self.process.rank)
         strategy = self._make_strategy()
         if self.statistics is not None:
             strategy.synchronise(self.statistics)
@@ -135,6 +136,10 @@ class Worker:
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         strategy.resume()
+        if plan.is_recorded:
+            from phalanx.engine.record import Recorder  # nobody else waits for its imports
+
+            train_step.recorder = Recorder(self.run.recordings, strategy)
         evaluator = self._make_evaluator(strategy, saving.average)
         if plan.workers.value > 0:  # all loader processes are forked here, before any step
             self.process.rest()
@@ -149,7 +154,8 @@ class Worker:
             train_step=train_step,
             evaluator=evaluator,
             terms=terms,
-            save=during("save")(saving.save),
+            # A recorded run is looked at and thrown away.
+            save=(lambda *_: {}) if plan.is_recorded else during("save")(saving.save),
             loss_scale=lambda: self.precision.loss_scale,
             counters=counters,
         )

@@ -119,6 +119,8 @@ class Plan:
     """Memory of the smallest GPU; None without CUDA."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
+    is_recorded: bool = False
+    """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -159,6 +161,7 @@ class Plan:
             "may_recompute",
             "device_bytes",
             "shrunk",
+            "is_recorded",
             "identity",
         }
         known = {field.name for field in fields(cls)}

@@ -141,7 +141,7 @@ def what_would_fit(plan: Plan) -> list[str]:
     on_gpu = plan.device.value == "cuda"
     if on_gpu and plan.precision.value in ("fp32", "tf32"):
         choices.append("half the activations: `precision=bf16`, or fp16 on cards before Ampere")
-    if plan.precision.value == "fp64":
+    if plan.precision.value == "fp64" and not plan.is_recorded:  # `verify` needs it
         choices.append("half of everything: `precision=fp32`")
     if not plan.activation_checkpointing.value:
         choices.append(_checkpointing_would(plan))

@@ -3,7 +3,7 @@ what each rank holds of the state that a checkpoint keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -83,6 +83,8 @@ class Strategy:
         self.loss_module: nn.Module = self.bare_loss
         self.is_idle = False
         """True during a forward and backward that only keep in step with the other ranks."""
+        self.on_gradients: Callable[[], None] = lambda: None
+        """Called in `update` when the gradients are those of the global batch, not clipped yet."""
 
     # -- before the first step, in this order
 
@@ -152,6 +154,7 @@ class Strategy:
         gradients = self.gradients()
         if divisor is not None:
             _divide(gradients, divisor)
+        self.on_gradients()
         norm = None
         if self.clip_norm is not None:
             scaler.unscale_(optimizer)
@@ -183,6 +186,16 @@ class Strategy:
         """Called while the weights that were evaluated are still in place."""
 
     # -- state
+
+    def read_weight(self, parameter: nn.Parameter) -> Shard:
+        """What this rank holds of a weight; called for all parameters on all ranks."""
+        return shard_of(parameter, is_first=self.process.is_first)
+
+    def read_gradient(self, parameter: nn.Parameter) -> Shard | None:
+        """What this rank holds of a gradient, likewise, when `on_gradients` is called."""
+        if parameter.grad is None:
+            return None
+        return shard_of(parameter.grad, is_first=self.process.is_first)
 
     def model_state(self) -> dict[str, Shard]:
         """What this rank holds of the model's state, under the model's own names."""
