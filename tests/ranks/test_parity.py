@@ -30,6 +30,7 @@ def plain_loop(
     micro=3,
     steps=12,
     seed=7,
+    dtype=torch.float64,
     after_step=lambda model, step: None,
     together=lambda slots: [[slot] for slot in slots],
 ):
@@ -37,7 +38,7 @@ def plain_loop(
     `together` says which slots make up one forward."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
-    model = recipe.model().double()
+    model = recipe.model().to(dtype)
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.01)
     data = recipe.data("train")

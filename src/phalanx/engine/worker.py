@@ -29,6 +29,7 @@ from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
@@ -37,6 +38,7 @@ from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
+from phalanx.planner.deepspeed import deepspeed_settings
 from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
@@ -178,7 +180,12 @@ class Worker:
                 build=self.plan.build.value,
                 adapt=self._adapt,
             )
-        model = self.precision.convert(self.recipe.model()).to(self.process.device)
+        model = self.precision.convert(self.recipe.model())
+        if self.plan.strategy.value == "deepspeed":
+            self._adapt(model)
+            settings = deepspeed_settings(self.job, self.plan)
+            return Deepspeed(self.recipe, model, self.process, settings)
+        model = model.to(self.process.device)
         self._adapt(model)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)

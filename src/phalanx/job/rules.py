@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from phalanx.errors import Finding
+from phalanx.job.deepspeed.rules import check_deepspeed
 from phalanx.job.load import LoadedJob
 from phalanx.job.origin import format_value
 from phalanx.job.paths import check_init_from, check_output, check_recipe
@@ -20,12 +21,14 @@ from phalanx.job.schema import Interval, Job
 def check_job(loaded: LoadedJob, *, known_recipes: Collection[str]) -> list[Finding]:
     """Every problem of a job that can be seen without its machine and without its recipe's code."""
     return [
+        *loaded.findings,
         *_length(loaded),
         *_batch(loaded),
         *_devices(loaded),
         *_optimizer(loaded),
         *_ema(loaded),
         *_intervals(loaded),
+        *check_deepspeed(loaded),
         *check_recipe(loaded, known_recipes),
         *check_output(loaded),
         *check_init_from(loaded),

@@ -204,6 +204,20 @@ class Fsdp(_Strict):
     `parts`, one tensor at a time. `auto` goes by the host's memory."""
 
 
+class Deepspeed(_Strict):
+    """Settings of DeepSpeed's ZeRO, for `strategy: deepspeed`."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each rank holds only a part of: 1 optimizer state, 2 also gradients, 3 also weights."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and the fp32 weights in host memory, and update them there."""
+    offload_parameters: bool = False
+    """Keep weights that are not in use in host memory; needs stage 3."""
+    config: str | dict[str, Any] | None = None
+    """DeepSpeed's own JSON file. What it says of batch, optimizer, schedule and precision becomes
+    keys of this job, the rest goes to DeepSpeed; the run keeps its content."""
+
+
 class Logging(_Strict):
     """What is written down while training."""
 
@@ -248,8 +262,9 @@ class Job(_Strict):
     """Seed of sample order, per-sample randomness, dropout and initial weights."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
     """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
-    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
-    """How ranks share the work: `ddp` holds the model on every rank, `fsdp` spreads it."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = "auto"
+    """How ranks share the work: `ddp` holds the model on every rank, `fsdp` and `deepspeed` spread
+    it."""
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
@@ -283,6 +298,8 @@ class Job(_Strict):
     """Settings of DistributedDataParallel."""
     fsdp: Fsdp = Fsdp()
     """Settings of FSDP2."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Settings of DeepSpeed's ZeRO."""
     logging: Logging = Logging()
     """What is written down while training."""
 

@@ -127,6 +127,31 @@ def ignored_batch(job: Job, previous: Plan) -> list[Finding]:
     return findings
 
 
+def arithmetic_findings(job: Job, sizes: BatchChoice, ranks: int) -> list[Finding]:
+    """Whether three stated sizes make up the batch on this number of ranks; where the job itself
+    states the ranks, `job.rules` has judged them."""
+    total, micro, accumulation = (
+        job.global_batch_size,
+        job.micro_batch_size,
+        job.gradient_accumulation,
+    )
+    if total is None or micro is None or accumulation is None:
+        return []
+    product = micro * accumulation * ranks
+    if product == total:
+        return []
+    return [
+        Finding(
+            slug="batch-arithmetic",
+            what=f"{micro} per forward x {accumulation} micro-batches x {ranks} ranks = {product} "
+            f"samples, which does not make up a global batch of {total}",
+            why=f"global_batch_size = {total}, micro_batch_size = {micro}, gradient_accumulation = "
+            f"{accumulation}; {ranks} ranks would add up {sizes.accumulation.value} micro-batches",
+            fix=f"gradient_accumulation={sizes.accumulation.value}, or global_batch_size={product}",
+        )
+    ]
+
+
 def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: bool) -> list[Finding]:
     findings = []
     slots = len(batch.slots_of(0))

@@ -39,11 +39,15 @@ class Plan:
     backend: Decision[str]
     """`nccl`, `gloo`, or `none` on one rank."""
     strategy: Decision[str]
-    """`single`, `ddp` or `fsdp`."""
+    """`single`, `ddp`, `fsdp` or `deepspeed`."""
     shard_ranks: Decision[int] = Decision(1, "every rank holds the whole model")
     """Ranks that share one copy of the weights and the optimizer state."""
     build: Decision[str] = Decision("whole", "every rank holds the whole model")
     """`whole` or `parts`: how the model gets its first weights."""
+    zero_stage: Decision[int | None] = Decision(None, "no DeepSpeed")
+    """1, 2 or 3: how much DeepSpeed's ZeRO spreads over the ranks."""
+    offload: Decision[str | None] = Decision(None, "nothing is kept in host memory")
+    """`optimizer`, `weights` or both: what DeepSpeed keeps in host memory."""
     precision: Decision[str]
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]

@@ -11,6 +11,7 @@ from phalanx.planner import devices
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import (
     BATCH_KEYS,
+    arithmetic_findings,
     batch_findings,
     choose_batch,
     choose_evaluate_batch,
@@ -18,6 +19,7 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
+from phalanx.planner.deepspeed import choose_offload, choose_zero_stage, deepspeed_findings
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import (
     choose_activation_checkpointing,
@@ -43,11 +45,15 @@ def solve_plan(
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
+    if chosen.strategy.value == "deepspeed":
+        findings += deepspeed_findings(job, device=device, precision=precision.value)
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
     if previous is not None:
         sizes, changes = keep_micro_batch(sizes, previous, ranks)
         findings += changes + ignored_batch(job, previous)
+    else:
+        findings += arithmetic_findings(job, sizes, ranks)
     batch = BatchPlan(
         trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
     )
@@ -69,6 +75,8 @@ def solve_plan(
         strategy=chosen.strategy,
         shard_ranks=chosen.shard_ranks,
         build=chosen.build,
+        zero_stage=choose_zero_stage(job, chosen.strategy.value),
+        offload=choose_offload(job, chosen.strategy.value),
         precision=precision,
         determinism=determinism,
         sync_batchnorm=synced,

@@ -38,6 +38,8 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
     asked = job.strategy
     if asked == "fsdp" and job.fsdp.offload:
         return Decision("fsdp", "strategy = fsdp, with the state in host memory (fsdp.offload)")
+    if asked == "deepspeed":
+        return Decision("deepspeed", "strategy = deepspeed")
     if ranks == 1:
         why = f" (strategy = {asked} has nothing to share)" if asked in ("ddp", "fsdp") else ""
         return Decision("single", f"one rank{why}")
@@ -47,6 +49,8 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
 
 
 def _choose_shard_ranks(job: Job, strategy: str, ranks: int) -> tuple[Decision[int], list[Finding]]:
+    if strategy == "deepspeed":
+        return Decision(ranks, f"ZeRO spreads over all {ranks} ranks"), []
     if strategy != "fsdp":
         return Decision(1, f"{strategy} holds the whole model on every rank"), []
     asked = job.fsdp.shard_ranks
@@ -80,6 +84,8 @@ def _fsdp_on_mps(job: Job) -> Finding:
 def _choose_build(
     job: Job, strategy: str, ranks: int, machine: Machine, trace: Trace
 ) -> Decision[str]:
+    if strategy == "deepspeed":
+        return Decision("whole", "built by every rank in host memory, then handed to DeepSpeed")
     if strategy != "fsdp":
         return Decision("whole", f"{strategy} holds the whole model anyway")
     if job.fsdp.build != "auto":

@@ -166,6 +166,10 @@ class Strategy:
         optimizer.zero_grad(set_to_none=True)
         return norm
 
+    def follow_updates(self, hook: Callable[..., None]) -> None:
+        """Call a hook after each update, with the arguments of torch's hooks after a step."""
+        self.optimizer.register_step_post_hook(hook)
+
     def gradients(self) -> list[torch.Tensor]:
         """The gradients on this rank that the optimizer is going to use."""
         groups = self.optimizer.param_groups
