@@ -1,6 +1,7 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
-`phalanx.check()`, `phalanx.plan(job)` and `phalanx.train(job)` are the commands of the same names.
+`phalanx.check()`, `phalanx.plan(job)`, `phalanx.train(job)` and `phalanx.verify(job)` are the
+commands of the same names.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.api import Result, check, plan, train
+    from phalanx.api import Result, Verification, check, plan, train, verify
 
-__all__ = ["Result", "check", "plan", "train"]
+__all__ = ["Result", "Verification", "check", "plan", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:

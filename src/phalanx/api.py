@@ -1,4 +1,4 @@
-"""Phalanx from Python: `check`, `plan` and `train` as functions, also in a notebook."""
+"""Phalanx from Python: `check`, `plan`, `train` and `verify` as functions, also in a notebook."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.follow import Result, run_prepared
+from phalanx.diagnose.compare import TOLERANCE
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.prepare import Source, prepare
+from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
 
-__all__ = ["Result", "check", "plan", "train"]
+__all__ = ["Result", "Verification", "check", "plan", "train", "verify"]
 
 
 def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
@@ -42,6 +44,27 @@ def train(
     if result.status == "failed":
         raise UserError(result.findings, exit_code=result.exit_code)
     return result
+
+
+def verify(
+    job: Source,
+    *overrides: str,
+    ranks: int = 2,
+    steps: int = 5,
+    tolerance: float = TOLERANCE,
+    keep: str | Path | None = None,
+    **keys: Any,
+) -> Verification:
+    """Prove that training on `ranks` ranks is training on one. `verify("digits", ranks=4).passed`;
+    raises UserError if the job is wrong or a rank fails."""
+    return verify_job(
+        job,
+        _overrides(overrides, keys),
+        ranks=ranks,
+        steps=steps,
+        tolerance=tolerance,
+        keep=Path(keep) if keep is not None else None,
+    )
 
 
 def _overrides(texts: Sequence[str], keys: dict[str, Any]) -> list[Override | str]:

@@ -27,6 +27,7 @@ sys.stderr.write("LOADED " + json.dumps([code, loaded]))
         ["check", "--help"],
         ["plan", "--help"],
         ["train", "--help"],
+        ["verify", "--help"],
         ["recipes"],
         ["explain"],
         ["explain", "optimizer"],

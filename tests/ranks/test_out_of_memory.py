@@ -30,17 +30,18 @@ checkpoint: {{every: 5 steps}}
 evaluate: {{every: 4 steps}}
 devices: {{cpu: {ranks}}}
 strategy: {strategy}
-options: {{hunger: "{hunger}", hungry_rank: {hungry_rank}}}
+options: {{hunger: "{hunger}", hungry_rank: {hungry_rank}, blocks: {blocks}}}
 """
 
 
-def train(folder, *arguments, ranks, micro=8, hunger="", hungry_rank=1, strategy="auto"):
+def train(folder, *arguments, ranks, micro=8, hunger="", hungry_rank=1, strategy="auto", blocks=0):
     text = JOB.format(
         recipe=RECIPE,
         ranks=ranks,
         micro=micro,
         hunger=hunger,
         hungry_rank=hungry_rank,
+        blocks=blocks,
         strategy=strategy,
     )
     (folder / "job.yaml").write_text(text)
@@ -164,12 +165,15 @@ def test_evaluation_runs_out_of_memory(tmp_path, undisturbed):
 
 
 def test_one_sample_that_does_not_fit_is_a_finding(tmp_path):
-    code, err, run = train(tmp_path, ranks=1, micro=2, hunger="forward@0>0", hungry_rank=0)
+    hunger = "forward@0>0"
+    code, err, run = train(tmp_path, ranks=1, micro=2, hunger=hunger, hungry_rank=0, blocks=2)
     assert code == ExitCode.FAILED
     assert "error[does-not-fit]: a micro-batch of 1 sample does not fit" in err
     assert "precision=fp32" in err
-    (revision,) = events_of(run, "revision")
-    assert revision["changes"]["micro_batch_size"] == {"old": 2, "new": 1}
+    smaller, recomputed = events_of(run, "revision")
+    assert smaller["changes"]["micro_batch_size"] == {"old": 2, "new": 1}
+    assert recomputed["changes"]["activation_checkpointing"] == {"old": False, "new": True}
+    assert "it holds 1 sample; no bit changes" in recomputed["reason"]
     end = events_of(run, "outcome")[-1]
     assert [finding["slug"] for finding in end["findings"]] == ["does-not-fit"]
     assert not events_of(run, "finding"), "counted as a restart"

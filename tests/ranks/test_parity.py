@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,9 +33,11 @@ def plain_loop(
     dtype=torch.float64,
     norms=None,
     after_step=lambda model, step: None,
+    together=lambda slots: [[slot] for slot in slots],
 ):
-    """What a person would write for one device, with nothing of the engine but the order. The norm
-    of the gradients of each step goes into `norms`, if that is a list."""
+    """What a person would write for one device, with nothing of the engine but the order;
+    `together` says which slots make up one forward. The norm of the gradients of each step goes
+    into `norms`, if that is a list."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
     model = recipe.model().to(dtype)
@@ -49,11 +52,13 @@ def plain_loop(
             group["lr"] = 0.01 * factor
         epoch = step // plan.steps_per_epoch
         sums, totals, gradients = {}, {}, {}
-        for slot in plan.slots_of(step):
-            ids = ids_at(seed, epoch, slot.start, slot.stop, len(data))
+        for slots in together(plan.slots_of(step)):
+            ids = np.concatenate(
+                [ids_at(seed, epoch, slot.start, slot.stop, len(data)) for slot in slots]
+            )
             sample_keys = keys_of(seed, epoch, ids)
             batch = data.__getitems__(ids, sample_keys)
-            torch.manual_seed(dropout_seed(seed, step, slot.index))
+            torch.manual_seed(dropout_seed(seed, step, slots[0].index))
             terms = recipe.loss(model, batch, torch.from_numpy(sample_keys))
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + term.sum

@@ -41,8 +41,11 @@ options: {{width: 64}}
 def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken")
     write_job(folder)
-    code, _, err = phalanx("train", "job.yaml", cwd=folder)
+    temporary = tmp_path_factory.mktemp("temporary")
+    code, _, err = phalanx("train", "job.yaml", cwd=folder, env={"TMPDIR": str(temporary)})
     assert code == 0, err
+    left = {path.name for path in temporary.iterdir()}
+    assert all(name.startswith("torchinductor_") for name in left), left  # torch's own cache
     return latest(folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -104,11 +104,11 @@ def table(
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show that something is going on, on a terminal only."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show that something is going on, on a terminal only; call what it gives with what is next."""
     console = stderr()
     if not console.is_interactive:
-        yield
+        yield lambda text: None
         return
-    with console.status(what):
-        yield
+    with console.status(what) as status:
+        yield status.update

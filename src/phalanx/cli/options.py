@@ -1,4 +1,4 @@
-"""The options that `train` and `plan` share: each sets keys of the job."""
+"""The options that `train`, `plan` and `verify` share: each sets keys of the job."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         bool | None,
         typer.Option("--fsdp", help="Spread the model over the ranks: `--strategy fsdp`."),
     ),
+    "activation_checkpointing": (
+        str | None,
+        typer.Option(
+            "--activation-checkpointing",
+            help="auto, on or off: recompute activations in backward instead of keeping them.",
+        ),
+    ),
     "deepspeed": (
         str | None,
         typer.Option(
@@ -85,24 +92,26 @@ _INSTEAD = {
 def with_job_options(command: Command) -> Command:
     """Give a command the job argument, the overrides and the shared options.
 
-    The command is called as `command(job, overrides, notes, **its_own_options)`."""
+    The command is called as `command(job, overrides, notes, **its_own_options)`. An option of its
+    own takes the place of a shared one of the same name."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
+    shared = {name: o for name, o in _OPTIONS.items() if name not in {p.name for p in own}}
 
     @functools.wraps(command)
     def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
-        given = {name: values.pop(name) for name in _OPTIONS}
+        given = {name: values.pop(name) for name in shared}
         given = {name: value for name, value in given.items() if value is not None}
         if job is not None and "=" in job:  # `train --resume RUN epochs=3` has no job
             overrides, job = [job, *(overrides or [])], None
         collected, notes = collect_overrides(given)
         return command(job, [*collected, *(overrides or [])], notes, **values)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
     parameters = [
         _parameter("job", Annotated[str | None, _JOB], None),
         _parameter("overrides", Annotated[list[str] | None, _OVERRIDES], None),
         *(
             _parameter(name, Annotated[kind, option], None)
-            for name, (kind, option) in _OPTIONS.items()
+            for name, (kind, option) in shared.items()
         ),
         *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
     ]

@@ -1,11 +1,14 @@
 """Buffers that forward changes, made the same on every rank: BatchNorm statistics above all.
 
 The statistics of each slot are gathered and folded in slot order, which is what one rank running
-all the slots would do. Other buffers that forward changes have no such rule: they are averaged over
-the ranks, and a Finding says so.
+all the slots would do. With `sync_batchnorm` the slots that run at the same time have one and the
+same statistics, which are folded once. Other buffers that forward changes have no such rule: they
+are averaged over the ranks, and a Finding says so.
 """
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -22,21 +25,17 @@ class SharedBuffers:
 
     def __init__(self, model: nn.Module, process: Process) -> None:
         self._process = process
-        self._norms = [
-            m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
-        ]
+        self._norms = [m for m in model.modules() if _keeps_statistics(m)]
         self._momenta = [norm.momentum for norm in self._norms]
-        self._norm_names = {
-            f"{name}.{part}" if name else part
-            for name, module in model.named_modules()
-            if any(module is norm for norm in self._norms)
-            for part in ("running_mean", "running_var", "num_batches_tracked")
-        }
+        self._norm_names = statistics_names(model)
         self._model = model
         self._others: list[Tensor] = []
         self._running: Tensor | None = None
         self._batches = 0
         self._rows: list[Tensor] = []
+        self.is_synced = False
+        """Whether the norms take their statistics over all ranks, so that the micro-batches of a
+        round leave one row, the same on every rank, and not one each."""
 
     def notice_changes(self, before: dict[str, Tensor]) -> list[Finding]:
         """Find buffers other than BatchNorm's that a forward changed, on any rank."""
@@ -101,6 +100,9 @@ class SharedBuffers:
         mine = self._running.new_zeros(most, len(self._running))
         for index, row in enumerate(self._rows):
             mine[index] = row
+        if self.is_synced:
+            dist.broadcast(mine, src=0)  # which was there in every round
+            return list(mine)
         gathered = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(gathered, mine)
         rows: list[Tensor] = []
@@ -135,6 +137,20 @@ class SharedBuffers:
                     position += len(part)
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.fill_(self._batches)
+
+
+def statistics_names(model: nn.Module) -> set[str]:
+    """Names of the buffers that hold BatchNorm's running statistics."""
+    return {
+        f"{name}.{part}" if name else part
+        for name, module in model.named_modules()
+        if _keeps_statistics(module)
+        for part in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+def _keeps_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
 
 
 def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor]:

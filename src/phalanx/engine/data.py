@@ -51,6 +51,8 @@ class MicroBatch(NamedTuple):
     keys: torch.Tensor
     weights: dict[str, float] | None
     """Weight of each term, or None when it depends on the predictions."""
+    ids: Ids | None = None
+    """The samples asked for."""
 
 
 class Fetcher(Dataset[MicroBatch]):
@@ -76,7 +78,7 @@ class Fetcher(Dataset[MicroBatch]):
         seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
         batch = self._fetch(ids, keys)
         weights = weigh(self._recipe, batch) if is_training else None
-        return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights)
+        return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights, ids)
 
 
 def seed_globals(key: int) -> None:

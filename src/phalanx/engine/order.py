@@ -12,6 +12,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.recipe.keys import make_key, number_keys
 
 Ids = NDArray[np.int64]
@@ -73,6 +74,21 @@ def keys_of(seed: int, epoch: int, ids: Ids) -> Ids:
     """One random key per sample: the same sample has another one in each epoch."""
     keys: Ids = number_keys(make_key(seed, SAMPLE, epoch), ids)
     return keys
+
+
+def check_size(size: int, planned: int, rank: int) -> None:
+    """Refuse a train split that is not of the size the order of its samples is made for."""
+    if size == planned:
+        return
+    raise UserError(
+        Finding(
+            slug="data-size",
+            what=f"rank {rank} finds {size} samples in the train split, {planned} were planned for",
+            why="the data set keeps only the part of its rank, or it has changed since the plan",
+            fix="let data() give all samples on every rank: Phalanx deals them to the ranks",
+        ),
+        exit_code=ExitCode.FAILED,
+    )
 
 
 def dropout_seed(seed: int, step: int, slot: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,10 @@ from phalanx.engine.order import dropout_seed
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import deal
-from phalanx.recipe.interface import Term
+from phalanx.recipe.interface import Batch, Term
+
+if TYPE_CHECKING:
+    from phalanx.engine.record import Recorder
 
 
 @dataclass
@@ -77,6 +80,8 @@ class TrainStep:
         self._filler = filler
         self._device = strategy.process.device
         self._seed_device = _device_seeder(self._device)
+        self.recorder: Recorder | None = None
+        """Looks on from the first real step."""
 
     def run(self, step: StepInput) -> StepResult:
         """Do one step; gradients are cleared afterwards."""
@@ -96,6 +101,8 @@ class TrainStep:
             self._strategy.contribute_nothing()
         self._strategy.after_step(step.share.num_slots, result)
         result.grad_norm = self._strategy.update(self._late_divisor(result))
+        if self.recorder is not None:
+            self.recorder.step(step.share.step, lr, step.weights)
         return result
 
     def _rounds(self, step: StepInput) -> int:
@@ -124,9 +131,14 @@ class TrainStep:
         precision = self._strategy.precision
         batch = precision.convert_batch(micro_batch.batch)
         with precision.autocast():
-            terms = self._strategy.loss(batch, micro_batch.keys)
+            terms = self._loss(micro_batch, batch)
             objective = self._objective(terms, result)
         self._strategy.backward(objective)
+
+    def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:
+        if self.recorder is None or self._strategy.is_idle:
+            return self._strategy.loss(batch, micro_batch.keys)
+        return self.recorder.loss(micro_batch, lambda: self._strategy.loss(batch, micro_batch.keys))
 
     def _objective(self, terms: Mapping[str, Term], result: StepResult) -> torch.Tensor:
         parts = []

@@ -262,6 +262,15 @@ def _devices(loaded: LoadedJob) -> Iterator[Finding]:
             why=loaded.said("determinism", "strategy"),
             fix=loaded.line_for("strategy", "ddp"),
         )
+    if loaded.job.sync_batchnorm and loaded.job.determinism == "exact":
+        yield Finding(
+            slug="exact-synced",
+            what="`determinism: exact` takes BatchNorm's statistics over one micro-batch, "
+            "`sync_batchnorm` over those of all ranks",
+            why=f"{loaded.said('determinism', 'sync_batchnorm')}; the bits would depend on the "
+            "number of ranks",
+            fix=loaded.line_for("sync_batchnorm", False),
+        )
     if devices.backend == "nccl" and devices.cpu is not None and gpus is None:
         yield Finding(
             slug="nccl-on-cpu",

@@ -70,6 +70,18 @@ Every = Annotated[
 ]
 
 
+def parse_switch(value: Any) -> Any:
+    """Turn `true` and `false` into `on` and `off`: many YAML readers take the words for them."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(parse_switch),
+    WithJsonSchema({"enum": ["auto", "on", "off", True, False]}),
+]
+
+
 class Devices(_Strict):
     """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
 
@@ -256,6 +268,13 @@ class Job(_Strict):
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
+    sync_batchnorm: bool = False
+    """Let BatchNorm take its statistics over the micro-batches that the ranks run at the same time,
+    instead of each over its own. Every forward and backward then waits for the other ranks."""
+    activation_checkpointing: Switch = "auto"
+    """Keep only the inputs of the model's blocks and run each again in backward: much less memory,
+    about a third more time, the same bits. `auto` turns it on when the prediction without it does
+    not fit the GPU."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None

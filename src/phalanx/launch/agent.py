@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,9 @@ class RankGroup:
     """The ranks of one attempt, watched by an elastic agent in a thread of its own."""
 
     def __init__(self, run_path: Path, *, ranks: int, attempt: int, env: dict[str, str]) -> None:
-        self._agent = _make_agent(run_path, ranks=ranks)
+        # The agent wants a folder of its own and never removes it; ranks write their own logs.
+        self._scratch = tempfile.TemporaryDirectory(prefix="phalanx-agent-")
+        self._agent = _make_agent(run_path, ranks=ranks, scratch=self._scratch.name)
         self._env = {**env, "PHALANX_ATTEMPT": str(attempt)}
         self.deaths: list[RankDeath] = []
         self.error: BaseException | None = None
@@ -73,6 +76,8 @@ class RankGroup:
         except BaseException as error:  # handed to the supervisor's thread
             self.error = error
             return
+        finally:
+            self._scratch.cleanup()
         self.deaths = sorted(
             (RankDeath(rank, failure.exitcode) for rank, failure in result.failures.items()),
             key=_cause_first,
@@ -105,7 +110,7 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _make_agent(run_path: Path, *, ranks: int) -> Any:
+def _make_agent(run_path: Path, *, ranks: int, scratch: str) -> Any:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -120,7 +125,10 @@ def _make_agent(run_path: Path, *, ranks: int) -> Any:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    settings: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), "exit_barrier_timeout": 10}
+    settings: dict[str, Any] = {
+        "logs_specs": DefaultLogsSpecs(log_dir=scratch),
+        "exit_barrier_timeout": 10,
+    }
     # torch 2.13 takes it as an argument, 2.11 has a fixed 30 s.
     if "shutdown_timeout" in inspect.signature(LocalElasticAgent.__init__).parameters:
         settings["shutdown_timeout"] = _SHUTDOWN_S

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,10 +63,12 @@ def prepare(
     resume: str | None = None,
     accept_changes: bool = False,
     machine: Machine | None = None,
+    adapt: Callable[[Job, Machine], Job] | None = None,
     will_train: bool = False,
 ) -> Prepared:
-    """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; with
-    `will_train` what starts the ranks is imported meanwhile."""
+    """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
+    job to the machine before its devices are judged; with `will_train` what starts the ranks is
+    imported meanwhile."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
@@ -75,12 +77,18 @@ def prepare(
         # A limit of one session is no wish of the next one, and another run needs another name.
         dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
         overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
-    loaded = load_job(_resolve(source), overrides)
+    loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
     _raise_if_errors(problems)
     job = loaded.job.model_copy(update=_absolute(loaded.job))
-    machine, trace, found = _look(loaded, job, machine, will_train=will_train)
-    findings = [*problems, *found]
+    machine, trace, found = _look(job, machine, will_train=will_train)
+    if adapt is not None:
+        job = adapt(job, machine)
+        loaded = replace(loaded, job=job)
+    findings = [*problems, *found, *_judge_gpus(loaded, machine)]
+    _raise_if_errors(findings)
+    if trace is None:
+        raise UserError(findings)
     job = job.model_copy(update={"options": trace.options})
     previous = continued.plan if continued is not None else None
     plan, choices = solve_plan(job, machine, trace, previous=previous)
@@ -157,7 +165,7 @@ def _read_plan(run: RunDirectory) -> Plan:
         ) from error
 
 
-def _resolve(source: Source) -> Path | Mapping[str, Any]:
+def resolve_source(source: Source) -> Path | Mapping[str, Any]:
     """A job file, or the values of a job, from whatever the user gave."""
     if isinstance(source, Job):
         return source.model_dump(mode="json", exclude_unset=True)
@@ -193,8 +201,8 @@ def _absolute(job: Job) -> dict[str, Any]:
 
 
 def _look(
-    loaded: LoadedJob, job: Job, machine: Machine | None, *, will_train: bool
-) -> tuple[Machine, Trace, list[Finding]]:
+    job: Job, machine: Machine | None, *, will_train: bool
+) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
     with ThreadPoolExecutor(3) as pool:
         if will_train:
@@ -206,12 +214,12 @@ def _look(
     unfit = cannot_train(machine)
     if unfit:
         raise UserError(unfit, exit_code=ExitCode.MACHINE)
-    ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
-    findings += gpu_findings(loaded, ids, cuda_visible_devices=machine.cuda_visible_devices)
-    _raise_if_errors(findings)
-    if trace is None:
-        raise UserError(findings)
     return machine, trace, [*findings, *_relevant(check_machine(machine))]
+
+
+def _judge_gpus(loaded: LoadedJob, machine: Machine) -> list[Finding]:
+    ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
+    return gpu_findings(loaded, ids, cuda_visible_devices=machine.cuda_visible_devices)
 
 
 def _relevant(findings: list[Finding]) -> list[Finding]:
@@ -228,6 +236,6 @@ def _nothing_to_train() -> Finding:
     return Finding(
         slug="no-job",
         what="no job was given",
-        why="`train` and `plan` take a job file, a recipe, or `--resume RUN`",
+        why="`train`, `plan` and `verify` take a job file or a recipe; `train` also `--resume RUN`",
         fix="phalanx train digits",
     )

@@ -152,7 +152,7 @@ def arithmetic_findings(job: Job, sizes: BatchChoice, ranks: int) -> list[Findin
     ]
 
 
-def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
+def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: bool) -> list[Finding]:
     findings = []
     slots = len(batch.slots_of(0))
     if slots < ranks:
@@ -166,33 +166,32 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
                 severity="warning",
             )
         )
-    smallest = min(
-        slot.stop - slot.start
-        for step in (0, batch.steps_per_epoch - 1)
-        for slot in batch.slots_of(step)
-    )
-    if trace.has_batchnorm and smallest == 1:
+    together = ranks if is_synced else 1
+    if trace.has_batchnorm and batch.smallest_round(together) == 1:
         findings.append(
             Finding(
                 slug="batchnorm-of-one",
-                what="a micro-batch holds 1 sample, and the model has BatchNorm",
+                what=f"{_statistics_of(is_synced)} 1 sample, and the model has BatchNorm",
                 why=f"{batch.num_samples} samples, global batch {batch.global_batch_size}, "
                 f"micro-batch {batch.micro_batch_size}: at the end of an epoch or of every step "
-                "one sample is left over; BatchNorm takes statistics over a micro-batch",
-                fix=_batch_without_ones(batch),
+                "one sample is left over; BatchNorm takes statistics over "
+                f"{'what the ranks run at the same time' if is_synced else 'a micro-batch'}",
+                fix=_batch_without_ones(batch, together),
                 severity="warning",
             )
         )
     return findings
 
 
-def _batch_without_ones(batch: BatchPlan) -> str:
+def _statistics_of(is_synced: bool) -> str:
+    return "the ranks together hold" if is_synced else "a micro-batch holds"
+
+
+def _batch_without_ones(batch: BatchPlan, together: int) -> str:
     """The nearest larger global batch that leaves no micro-batch of one sample."""
     for size in range(batch.global_batch_size, 2 * batch.global_batch_size + 2):
         for micro in (batch.micro_batch_size, size):
-            other = BatchPlan(batch.num_samples, size, micro)
-            steps = (0, other.steps_per_epoch - 1)
-            if all(s.stop - s.start > 1 for step in steps for s in other.slots_of(step)):
+            if BatchPlan(batch.num_samples, size, micro).smallest_round(together) > 1:
                 return f"global_batch_size={size} micro_batch_size={micro}"
     return "use GroupNorm in the model"
 

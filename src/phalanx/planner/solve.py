@@ -21,9 +21,14 @@ from phalanx.planner.batch_size import (
 )
 from phalanx.planner.deepspeed import choose_offload, choose_zero_stage, deepspeed_findings
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.memory import (
+    choose_activation_checkpointing,
+    make_footprint,
+    smallest_memory,
+)
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
-from phalanx.planner.strategy import choose_strategy
+from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
 
 
@@ -37,6 +42,8 @@ def solve_plan(
     chosen, problems = choose_strategy(
         job, ranks=ranks, device=device, machine=machine, trace=trace
     )
+    findings += problems
+    synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
     if chosen.strategy.value == "deepspeed":
         findings += deepspeed_findings(job, device=device, precision=precision.value)
@@ -57,7 +64,7 @@ def solve_plan(
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    findings += batch_findings(batch, ranks, trace)
+    findings += batch_findings(batch, ranks, trace, is_synced=synced.value)
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -72,6 +79,7 @@ def solve_plan(
         offload=choose_offload(job, chosen.strategy.value),
         precision=precision,
         determinism=determinism,
+        sync_batchnorm=synced,
         threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
@@ -109,10 +117,14 @@ def solve_plan(
             else {key: getattr(job, key) for key in BATCH_KEYS}
         ),
         has_batchnorm=trace.has_batchnorm,
+        num_blocks=trace.num_blocks,
+        footprint=make_footprint(job, trace, precision.value, chosen.strategy.value),
+        device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
-    return plan, findings
+    plan, about_memory = choose_activation_checkpointing(job, plan, previous)
+    return plan, findings + about_memory
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
@@ -183,7 +195,10 @@ def _worker_env(
 
 
 def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
+    # Only where it is on: a run from before there was such a key is one without.
+    synced = {"sync_batchnorm": True} if job.sync_batchnorm and trace.has_batchnorm else {}
     return {
+        **synced,
         "recipe": job.recipe,
         "recipe_fingerprint": trace.recipe_fingerprint,
         "options": trace.options,

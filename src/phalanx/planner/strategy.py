@@ -98,3 +98,43 @@ def _choose_build(
     if needed <= _HOST_SHARE * there:
         return Decision("whole", f"built by every rank in host memory: {text}")
     return Decision("parts", f"one tensor at a time: {text}")
+
+
+def choose_sync_batchnorm(
+    job: Job, *, ranks: int, trace: Trace
+) -> tuple[Decision[bool], list[Finding]]:
+    """Whether BatchNorm takes its statistics over all ranks."""
+    asked = f"sync_batchnorm = {str(job.sync_batchnorm).lower()}"
+    if not trace.has_batchnorm:
+        decision = Decision(False, "the model has no BatchNorm")
+        return decision, [_nothing_to_synchronise(asked)] if job.sync_batchnorm else []
+    if not job.sync_batchnorm:
+        return Decision(False, f"{asked}: statistics are those of one micro-batch"), []
+    if ranks == 1:
+        return Decision(False, f"{asked}, but one rank has nothing to synchronise"), []
+    decision = Decision(
+        True,
+        f"{asked}: statistics over the micro-batches that {ranks} ranks run at the same time; "
+        "every forward and backward waits for all of them",
+    )
+    return decision, [_own_norms(asked, trace.own_batchnorms)] if trace.own_batchnorms else []
+
+
+def _nothing_to_synchronise(asked: str) -> Finding:
+    return Finding(
+        slug="ignored-key",
+        what="`sync_batchnorm` = true is ignored: the model has no BatchNorm",
+        why=f"{asked}; other norms take no statistics over samples",
+        fix="remove `sync_batchnorm`",
+        severity="warning",
+    )
+
+
+def _own_norms(asked: str, names: list[str]) -> Finding:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return Finding(
+        slug="own-batchnorm",
+        what=f"{len(names)} BatchNorm modules cannot be synchronised: {shown}",
+        why=f"{asked}; their class has a forward of its own, which would be lost",
+        fix="use torch's nn.BatchNorm there, or sync_batchnorm=false",
+    )

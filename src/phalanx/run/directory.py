@@ -7,6 +7,7 @@ runs/digits-20260131-120000/
   logs/rank-0.log ...                               what each rank printed
   checkpoints/checkpoint-120/ latest best           weights and state
   tensorboard/ results.csv                          curves for other tools
+  recordings/rank-0.jsonl ...                       what `verify` compares, and only for it
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class RunDirectory:
     @property
     def events(self) -> Path:
         return self.path / "events"
+
+    @property
+    def recordings(self) -> Path:
+        return self.path / "recordings"
 
     @property
     def logs(self) -> Path:

@@ -133,3 +133,33 @@ def test_a_discarded_pass_names_the_terms():
     micro = MicroBatch(0, X, torch.arange(4), {"*": 4.0})
     assert step.discard(micro) == ["fit"]
     assert model.weight.item() == 1.0
+
+
+class Onlooker:
+    """Stands in for a recorder."""
+
+    def __init__(self, strategy):
+        self.weight = strategy.model.weight
+        self.seen = []
+        strategy.on_gradients = lambda: self.seen.append(("gradient", self.weight.grad.item()))
+
+    def loss(self, micro_batch, run):
+        terms = run()
+        self.seen.append(("loss", micro_batch.slot, terms["fit"].sum.item()))
+        return terms
+
+    def step(self, step, lr, weights):
+        self.seen.append(("step", step, lr, weights, self.weight.item()))
+
+
+@pytest.mark.parametrize("weights", [{"*": 4.0}, None], ids=["known", "late"])
+def test_a_recorder_sees_whole_gradients_that_are_not_clipped(weights):
+    _, step = make(clip_norm=1.0)
+    step.recorder = onlooker = Onlooker(step._strategy)
+    step.run(make_input([1, 3], weights))
+    assert onlooker.seen == [
+        ("loss", 0, 1.0),
+        ("loss", 1, 84.0),
+        ("gradient", pytest.approx(GRADIENT)),
+        ("step", 0, 0.01, weights, pytest.approx(1 - 0.01)),
+    ]

@@ -300,6 +300,12 @@ _RULES = (
         ("exact-sharded",),
         ("strategy: ddp", "job.yaml:4", "job.yaml:5"),
     ),
+    (
+        "exact and synchronised",
+        GOOD + "sync_batchnorm: true\ndeterminism: exact\n",
+        ("exact-synced",),
+        ("sync_batchnorm: false", "job.yaml:4", "job.yaml:5"),
+    ),
     ("no GPU ids", GOOD + "devices: {gpus: []}\n", ("gpu-ids",), ("empty", "job.yaml:4")),
     (
         "GPUs and CPU",

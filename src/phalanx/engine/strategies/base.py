@@ -15,6 +15,7 @@ from phalanx.engine.optimizer_state import OptimizerState, named_state, put_stat
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
+from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Term
@@ -82,6 +83,8 @@ class Strategy:
         self.loss_module: nn.Module = self.bare_loss
         self.is_idle = False
         """True during a forward and backward that only keep in step with the other ranks."""
+        self.on_gradients: Callable[[], None] = lambda: None
+        """Called in `update` when the gradients are those of the global batch, not clipped yet."""
 
     # -- before the first step, in this order
 
@@ -90,6 +93,11 @@ class Strategy:
         self.optimizer = optimizer
         self.precision = precision
         self.clip_norm = clip_norm
+
+    def synchronise(self, statistics: BatchStatistics) -> None:
+        """BatchNorm takes its statistics over all ranks: forward and backward wait for them."""
+        self.is_lockstep = True
+        statistics.is_silent = lambda: self.is_idle
 
     def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:
         """Whatever must run and be thrown away before the first step."""
@@ -146,6 +154,7 @@ class Strategy:
         gradients = self.gradients()
         if divisor is not None:
             _divide(gradients, divisor)
+        self.on_gradients()
         norm = None
         if self.clip_norm is not None:
             scaler.unscale_(optimizer)
@@ -181,6 +190,16 @@ class Strategy:
         """Called while the weights that were evaluated are still in place."""
 
     # -- state
+
+    def read_weight(self, parameter: nn.Parameter) -> Shard:
+        """What this rank holds of a weight; called for all parameters on all ranks."""
+        return shard_of(parameter, is_first=self.process.is_first)
+
+    def read_gradient(self, parameter: nn.Parameter) -> Shard | None:
+        """What this rank holds of a gradient, likewise, when `on_gradients` is called."""
+        if parameter.grad is None:
+            return None
+        return shard_of(parameter.grad, is_first=self.process.is_first)
 
     def model_state(self) -> dict[str, Shard]:
         """What this rank holds of the model's state, under the model's own names."""

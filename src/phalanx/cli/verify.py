@@ -1,0 +1,101 @@
+"""`phalanx verify`: is training on many ranks training on one? Both are run and compared."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import with_job_options
+
+if TYPE_CHECKING:
+    from phalanx.diagnose.compare import Tally
+    from phalanx.launch.verify import Verification
+
+
+@with_job_options
+def verify(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks",
+            help="Ranks to compare with one: GPUs, or CPU processes where there are less.",
+        ),
+    ] = 2,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Optimizer steps to compare, from the first.")
+    ] = 5,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="Largest difference allowed, relative to the norm."),
+    ] = 1e-10,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep both run directories here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> int:
+    """Prove that training on N ranks is training on one.
+
+    The first steps of the job are trained on 1 and on N ranks, in float64 and with the same
+    micro-batches, and compared number by number. Exit code 1 when they differ: the first thing that
+    does is named, with its usual cause.
+
+    Examples: phalanx verify digits | phalanx verify job.yaml --ranks 4 --steps 10 width=32
+    """
+    from phalanx.cli import console
+    from phalanx.errors import ExitCode
+    from phalanx.launch.verify import verify_job
+
+    with console.working("starting") as say:
+        done = verify_job(
+            job, overrides, ranks=ranks, steps=steps, tolerance=tolerance, keep=keep, say=say
+        )
+    if as_json:
+        record = done.to_json()
+        record["findings"] = [*(note.to_json() for note in notes), *record["findings"]]
+        console.say_json(record)
+    else:
+        _show(done)
+        console.show_findings([*notes, *done.findings])
+    return int(ExitCode.OK if done.passed else ExitCode.FAILED)
+
+
+def _show(done: Verification) -> None:
+    from phalanx.cli import console
+
+    plan = done.plan
+    ranks = plan.ranks.value
+    recipe = done.recipe.rpartition("/")[2]
+    console.say(
+        f"{recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.device.value}, "
+        f"{plan.strategy.value}, {plan.precision.value}); {plan.accumulation.reason}"
+    )
+    console.table(
+        [_row(tally) for tally in done.comparison.tallies.values()],
+        header=("compared", "how many", "largest difference"),
+        right=(1, 2),
+    )
+    for name in done.comparison.unjudged:
+        console.say(f"not judged: the weight of `{name}`: its gradient is zero but for rounding")
+    tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"
+    if done.passed:
+        console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}")
+    else:
+        console.say(f"not the same, {tolerance}; compared up to the first difference")
+    if done.kept is not None:
+        console.say(f"kept: {done.kept}")
+
+
+def _row(tally: Tally) -> tuple[str, str, str]:
+    if not tally.count:
+        return tally.what, "-", "-"
+    largest = f"{tally.largest:.1e}" if tally.largest else "equal"
+    if math.isinf(tally.largest):
+        largest = "differs"
+    return tally.what, f"{tally.count} {tally.unit}", largest

@@ -1,0 +1,1 @@
+"""What recorded runs say about a fault. Pure: files in, Findings out, no torch."""

@@ -1,0 +1,210 @@
+"""Writes down what a rank computes, for `verify`: every slot's samples, batch and loss, and a
+fingerprint of every gradient, weight and buffer at every step.
+
+Only when the plan asks for it. It changes nothing that is computed, but waits for the device and
+reads every tensor several times a step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phalanx.diagnose.recording import (
+    SlotRecord,
+    StartRecord,
+    StepRecord,
+    Tensors,
+    recording_file,
+    write_line,
+)
+from phalanx.engine.buffers import statistics_names
+from phalanx.engine.data import MicroBatch
+from phalanx.engine.fingerprint import fingerprints, part_label
+from phalanx.engine.optimize import Optimizer
+from phalanx.engine.shards import Shard, shard_of
+from phalanx.engine.strategies.base import Strategy
+from phalanx.recipe.interface import Term
+
+_ROW_HASH = 12  # hex digits: 48 bits tell thousands of samples apart
+
+Terms = Mapping[str, Term]
+
+
+class Recorder:
+    """Records one rank."""
+
+    def __init__(self, folder: Path, strategy: Strategy) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        process, model = strategy.process, strategy.model
+        self._file = recording_file(folder, process.rank)
+        self._strategy = strategy
+        outside = _outside(strategy.optimizer, model)
+        self._parameters = {**dict(model.named_parameters()), **outside}
+        self._slots: list[SlotRecord] = []
+        self._gradients: Tensors = {}
+        strategy.on_gradients = self._read_gradients
+        held = self._held()
+        write_line(
+            self._file,
+            StartRecord(
+                rank=process.rank,
+                world=process.world,
+                strategy=strategy.name,
+                parameters=fingerprints(held),
+                buffers=self._read_buffers(),
+                outside=list(outside),
+                frozen=[n for n, p in self._parameters.items() if not p.requires_grad],
+                statistics=sorted(statistics_names(model)),
+                parts={n: label for n, shard in held.items() if (label := part_label(shard))},
+            ),
+        )
+
+    def loss(self, micro_batch: MicroBatch, run: Callable[[], Terms]) -> Terms:
+        """The loss of a slot. The batch is read first: the recipe may write into it."""
+        ids = [] if micro_batch.ids is None else micro_batch.ids.tolist()
+        batch, samples = hash_batch(micro_batch.batch, len(ids))
+        with _Collectives() as collectives:
+            terms = run()
+        self._slots.append(
+            SlotRecord(
+                slot=micro_batch.slot,
+                ids=ids,
+                batch=batch,
+                samples=samples,
+                terms={name: (_number(t.sum), _number(t.weight)) for name, t in terms.items()},
+                weights=micro_batch.weights,
+                collectives=sorted(collectives.seen),
+            )
+        )
+        return terms
+
+    def step(self, step: int, lr: float, weights: dict[str, float] | None) -> None:
+        """The end of a step; `weights` are those of the global batch."""
+        write_line(
+            self._file,
+            StepRecord(
+                step=step,
+                lr=lr,
+                weights=weights,
+                slots=self._slots,
+                gradients=self._gradients,
+                parameters=fingerprints(self._held()),
+                buffers=self._read_buffers(),
+            ),
+        )
+        self._slots = []
+
+    def _read_gradients(self) -> None:
+        read = self._strategy.read_gradient
+        self._gradients = fingerprints({name: read(p) for name, p in self._parameters.items()})
+
+    def _held(self) -> dict[str, Shard]:
+        read = self._strategy.read_weight
+        return {name: read(parameter) for name, parameter in self._parameters.items()}
+
+    def _read_buffers(self) -> Tensors:
+        named = self._strategy.model.named_buffers()
+        return fingerprints({name: shard_of(buffer, is_first=True) for name, buffer in named})
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _outside(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that the optimizer has and the model has not, by a name made up here."""
+    known = {id(parameter) for parameter in model.parameters()}
+    return {
+        f'groups()[{g}]["params"][{i}]': parameter
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+        if id(parameter) not in known
+    }
+
+
+def hash_batch(batch: Any, num_samples: int) -> tuple[str, dict[str, list[str]]]:
+    """A hash of everything in a batch, and for each part with a row per sample the rows' hashes."""
+    whole = hashlib.sha256()
+    rows: dict[str, list[str]] = {}
+    for path, leaf in _leaves(batch):
+        if isinstance(leaf, Tensor):
+            kind, shape = str(leaf.dtype), tuple(leaf.shape)
+            data = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
+            kind, shape = str(leaf.dtype), leaf.shape
+            data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+        else:
+            whole.update(f"{path} {_plain(leaf)}\n".encode())
+            continue
+        whole.update(f"{path} {kind} {shape}\n".encode())
+        whole.update(data.tobytes())
+        if data.size and shape[:1] == (num_samples,):
+            rows[path] = [
+                hashlib.sha256(row.tobytes()).hexdigest()[:_ROW_HASH]
+                for row in data.reshape(num_samples, -1)
+            ]
+    return whole.hexdigest(), rows
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested dicts, lists and tuples with its path: `boxes`, `image.0`."""
+    if isinstance(tree, Mapping):
+        pairs = [(str(name), value) for name, value in tree.items()]
+    elif isinstance(tree, (list, tuple)):
+        pairs = [(str(index), value) for index, value in enumerate(tree)]
+    else:
+        yield path or "batch", tree
+        return
+    for name, value in pairs:
+        yield from _leaves(value, f"{path}.{name}" if path else name)
+
+
+def _plain(leaf: Any) -> str:
+    """A leaf that is no array; of an unknown object only its type, its text may hold an address."""
+    known = leaf is None or isinstance(leaf, (str, bytes, int, float, complex))
+    return repr(leaf) if known else type(leaf).__name__
+
+
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices when loss or model talk to other ranks themselves, and from which line."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            place = _caller()
+            if place is not None:
+                name = str(func).split(".")[1].strip("_")
+                self.seen.add(f"{place} {name}")
+        return func(*args, **(kwargs or {}))
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_SHARDING = (f"{_TORCH}/distributed/fsdp", "/deepspeed/")
+
+
+def _caller() -> str | None:
+    """The line of the recipe that led here, or None when it was a strategy that shards."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if any(place in file for place in _SHARDING):
+            return None
+        if not file.startswith(_TORCH) and file != __file__:
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,139 @@
+"""Two plans that can be compared number by number: the same job on one rank and on many, with the
+same micro-batches, in the same arithmetic. Pure; `launch/verify.py` runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from phalanx.errors import Finding
+from phalanx.job.schema import Devices, Job
+from phalanx.machine import Machine
+from phalanx.planner.batch import BatchPlan
+from phalanx.planner.batch_size import micro_batches_per_rank
+from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.solve import solve_plan
+from phalanx.planner.trace import Trace
+
+_SLOTS_PER_RANK = 2  # with one each, what a rank carries from slot to slot would not show
+
+# Normalised over two samples, everything is +1 or -1: what is left of a gradient is rounding error.
+_BATCHNORM_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    job: Job
+    plan: Plan
+
+    def cut(self, micro: Decision[int]) -> Side:
+        """The same with another micro-batch."""
+        total, ranks = self.plan.global_batch_size.value, self.plan.ranks.value
+        accumulation = micro_batches_per_rank(total, micro.value, ranks)
+        plan = replace(self.plan, micro_batch_size=micro, accumulation=accumulation)
+        return Side(self.job.model_copy(update={"micro_batch_size": micro.value}), plan)
+
+
+def devices_for(job: Job, machine: Machine, ranks: int) -> tuple[Devices, Finding | None]:
+    """Where so many ranks can be: on GPUs of the job, else on CPU processes, which a note says."""
+    asked = job.devices
+    if asked.cpu is not None:
+        return asked.model_copy(update={"cpu": ranks}), None
+    gpus = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
+    if isinstance(asked.gpus, list):
+        gpus = [index for index in asked.gpus if index in gpus]
+    elif isinstance(asked.gpus, int):
+        gpus = gpus[: asked.gpus]
+    if machine.accelerator == "cuda" and len(gpus) >= ranks:
+        return asked.model_copy(update={"gpus": gpus[:ranks]}), None
+    backend = "auto" if asked.backend == "nccl" else asked.backend
+    note = Finding(
+        slug="verify-on-cpu",
+        what=f"the {ranks} ranks are CPU processes",
+        why=f"--ranks {ranks}, and the job can have {len(gpus)} GPUs here; samples, batches, "
+        "losses and gradients are the same wherever they are computed",
+        fix="nothing to do",
+        severity="note",
+    )
+    return Devices(cpu=ranks, backend=backend), note
+
+
+def one_of(devices: Devices) -> Devices:
+    """The first of these devices alone."""
+    if isinstance(devices.gpus, list):
+        return Devices(gpus=devices.gpus[:1])
+    return Devices(cpu=1)
+
+
+def comparable_sides(
+    job: Job, machine: Machine, trace: Trace, plan: Plan, *, steps: int
+) -> tuple[Side, Side, list[Finding]]:
+    """The job on one rank and on the ranks of `plan`, and what there is to say about the latter."""
+    micro = common_micro_batch(plan.batch, plan.ranks.value, steps, trace.has_batchnorm)
+    fixed = {
+        "global_batch_size": plan.global_batch_size.value,
+        "batch_per_gpu": None,
+        "gradient_accumulation": None,
+        "micro_batch_size": micro.value,
+        "sync_batchnorm": False,
+    }
+    notes = [_unsynced()] if plan.sync_batchnorm.value else []
+    job = job.model_copy(update=fixed)
+    alone = job.model_copy(update={"devices": one_of(job.devices), "strategy": "single"})
+    one, _ = solve_plan(alone, machine, trace)
+    many, findings = solve_plan(job, machine, trace)
+    sides = Side(alone, _recorded(one, plan, micro)), Side(job, _recorded(many, plan, micro))
+    return *sides, [*findings, *notes]
+
+
+def _unsynced() -> Finding:
+    return Finding(
+        slug="verify-unsynced",
+        what="BatchNorm is compared over single micro-batches, without `sync_batchnorm`",
+        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others",
+        fix="nothing to do",
+        severity="note",
+    )
+
+
+def _recorded(solved: Plan, plan: Plan, micro: Decision[int]) -> Plan:
+    """A plan to be recorded: what must be equal on both sides is that of the many ranks."""
+    return replace(
+        solved,
+        is_recorded=True,
+        lr=plan.lr,
+        warmup_steps=plan.warmup_steps,
+        micro_batch_size=micro,
+        threads=Decision(plan.threads.value, "the same on both sides: it changes the last bits"),
+        workers=Decision(plan.workers.value, "the same on both sides: they compute samples"),
+        num_test_samples=Decision(0, "nothing is evaluated"),
+        evaluate_every=Decision(None, "nothing is evaluated"),
+    )
+
+
+def common_micro_batch(
+    batch: BatchPlan, ranks: int, steps: int, has_batchnorm: bool
+) -> Decision[int]:
+    """A micro-batch that gives every rank at least two, or one where BatchNorm would have too few
+    samples otherwise."""
+    total = min(batch.global_batch_size, batch.num_samples)
+    own = batch.micro_batch_size
+    sizes = [min(own, ceil(total / (slots * ranks))) for slots in (_SLOTS_PER_RANK, 1)]
+    value = sizes[0]
+    if has_batchnorm:
+        smallest = {size: _smallest(batch, size, steps) for size in (*sizes, own)}
+        # The first that has enough, else the one that has most.
+        value = max(smallest, key=lambda size: min(smallest[size], _BATCHNORM_SAMPLES))
+    slots = len(replace(batch, micro_batch_size=value).slots_of(0))
+    if value == own:
+        return Decision(value, f"that of the job: {slots} micro-batches for {ranks} ranks")
+    return Decision(
+        value, f"{own} cut so that {ranks} ranks have {slots} micro-batches, the same on both sides"
+    )
+
+
+def _smallest(batch: BatchPlan, micro: int, steps: int) -> int:
+    cut = replace(batch, micro_batch_size=micro)
+    return min(slot.stop - slot.start for step in range(steps) for slot in cut.slots_of(step))
