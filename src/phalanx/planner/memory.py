@@ -27,8 +27,9 @@ def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Foo
     average = max(trainable, 4 * trace.trainable_parameters)  # kept in fp32 or wider
     optimizer = job.optimizer
     traced = "bf16" if is_half else "fp32"
-    # Gathered weights are in 16 bits already: autocast makes no copies of them.
-    copies = trace.parameter_bytes // 2 if is_sharded and is_half else 0
+    # The weights that a block runs with are in 16 bits already: autocast makes no copies of them.
+    is_narrow = is_half and strategy in ("fsdp", "deepspeed")
+    copies = trace.parameter_bytes // 2 if is_narrow else 0
     return Footprint(
         weight_bytes=wide * trace.parameter_bytes,
         trainable_bytes=wide * trainable,
@@ -75,7 +76,8 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
-        shards=plan.shard_ranks.value,
+        # ZeRO spreads some parts and not others: its footprint is that of one rank already.
+        shards=1 if plan.strategy.value == "deepspeed" else plan.shard_ranks.value,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from phalanx.errors import Finding
@@ -19,7 +20,12 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
-from phalanx.planner.deepspeed import choose_offload, choose_zero_stage, deepspeed_findings
+from phalanx.planner.deepspeed import (
+    choose_offload,
+    choose_zero_stage,
+    deepspeed_findings,
+    zero_footprint,
+)
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import (
     choose_activation_checkpointing,
@@ -123,6 +129,8 @@ def solve_plan(
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
+    if plan.strategy.value == "deepspeed" and plan.footprint is not None:
+        plan = replace(plan, footprint=zero_footprint(plan.footprint, job, plan, trace))
     plan, about_memory = choose_activation_checkpointing(job, plan, previous)
     return plan, findings + about_memory
 
