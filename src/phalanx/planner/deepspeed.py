@@ -15,7 +15,7 @@ _SPREAD = {
     3: "optimizer state, gradients and weights are spread over the ranks",
 }
 
-_BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
+BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
 
 
 def choose_zero_stage(job: Job, strategy: str) -> Decision[int | None]:
@@ -76,7 +76,7 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
     zero = settings.setdefault("zero_optimization", {})
     zero["stage"] = plan.zero_stage.value
     # DeepSpeed allocates the whole bucket, 2 GB by default: more than the model has is waste.
-    zero.setdefault("reduce_bucket_size", min(_BUCKET, plan.parameters.value))
+    zero.setdefault("reduce_bucket_size", min(BUCKET, plan.parameters.value))
     offloaded = {
         "offload_optimizer": job.deepspeed.offload_optimizer,
         "offload_param": job.deepspeed.offload_parameters,

@@ -170,11 +170,17 @@ def _checkpointing_would(plan: Plan) -> str:
 
 def _sharding_would(plan: Plan) -> list[str]:
     if plan.strategy.value == "fsdp":
-        is_offloaded = plan.footprint is not None and plan.footprint.is_offloaded
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
-        return ["more ranks: each holds less"] + ([] if is_offloaded else [offload])
-    if plan.strategy.value not in ("single", "ddp"):
-        return []
+        is_offloaded = plan.footprint is not None and bool(plan.footprint.offloaded)
+        return ["more ranks: each holds less", *([] if is_offloaded else [offload])]
+    if plan.strategy.value == "deepspeed":
+        offload = "keeping optimizer state in host memory: `deepspeed.offload_optimizer=true`"
+        more = "spreading gradients and weights too: `deepspeed.stage=3`"
+        is_offloaded = "optimizer" in (plan.offload.value or "")
+        return [
+            *([more] if plan.zero_stage.value != 3 else []),
+            *([] if is_offloaded else [offload]),
+        ]
     state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
     over = f"over the {ranks} ranks" if plan.ranks.value > 1 else f"over {ranks} GPUs or more"
     share = format_bytes(ceil(state / ranks))
