@@ -14,7 +14,7 @@ from phalanx.planner.footprint import Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
 
-_FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
+FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
 def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Footprint:
@@ -175,8 +175,8 @@ def _by_prediction(plan: Plan, previous: Plan | None) -> Decision[bool]:
     without = predict_parts(plan, is_checkpointed=False)
     if without.activations is None:
         return Decision(False, "auto: activations could not be predicted")
-    limit = f"{round(100 * _FULL)} % of {format_bytes(plan.device_bytes)}"
-    if without.total <= _FULL * plan.device_bytes:
+    limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+    if without.total <= FULL * plan.device_bytes:
         return Decision(
             False, f"auto: {format_bytes(without.total)} without it, which is within {limit}"
         )

@@ -39,9 +39,7 @@ def solve_plan(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
-    chosen, problems = choose_strategy(
-        job, ranks=ranks, device=device, machine=machine, trace=trace
-    )
+    chosen, problems = choose_strategy(job, placement, machine, trace, precision.value)
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems

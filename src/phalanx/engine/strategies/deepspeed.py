@@ -66,6 +66,7 @@ class Deepspeed(Strategy):
 
     def adopt(self, optimizer: Optimizer, precision: Precision, clip_norm: float | None) -> None:
         super().adopt(optimizer, precision, clip_norm)
+        self.bare_loss.autocast = precision.autocast  # DeepSpeed turns it off on CUDA
         deepspeed = import_deepspeed(self.process)
         if precision.half is not None:
             widen_norms(self.model)
