@@ -3,7 +3,7 @@
 Fake tensors have shapes and no memory, so this needs no GPU, no time to speak of and no room for
 the model. Every storage is counted from the operator that makes it to the moment it is freed: what
 backward keeps, what is there for a moment, and with checkpointing what is recomputed. Gradients of
-parameters are taken away as they come, because they are counted with the model.
+parameters are counted apart: in all micro-batches of a step but the first they are there already.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, map_tensors
 from phalanx.engine.recompute import recompute_in_backward
-from phalanx.planner.footprint import Line, upper_lines
+from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
 from phalanx.recipe.interface import Batch, Recipe, leaves
 
 # A prime that divides few sizes of models: a tensor whose number of elements it divides belongs to
@@ -77,20 +77,13 @@ def _measure(
     found: Activations,
 ) -> None:
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_forget_gradient)  # type: ignore[no-untyped-call]
     for name in _PRECISIONS:
-        found.kept[name] = _lines(recipe, model, batch, keys, mode, name)
+        found.kept |= _lines(recipe, model, batch, keys, mode, name)
     blocks = find_blocks(recipe, model)
     if blocks:
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            found.checkpointed[name] = _lines(recipe, model, batch, keys, mode, name)
-
-
-def _forget_gradient(parameter: Tensor) -> None:
-    parameter.grad = None
+            found.checkpointed |= _lines(recipe, model, batch, keys, mode, name)
 
 
 def _lines(
@@ -100,9 +93,14 @@ def _lines(
     keys: Tensor,
     mode: FakeTensorMode,
     precision: str,
-) -> list[Line]:
+) -> dict[str, list[Line]]:
     is_autocast = precision == "bf16"
     live = _Live(model)
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
     with mode, live, as_cuda(is_autocast=is_autocast):
         with torch.autocast("cpu", HALF, enabled=is_autocast):
             sums = [term.sum for term in recipe.loss(model, batch, keys).values()]
@@ -110,7 +108,26 @@ def _lines(
         del sums
         if objective.requires_grad:
             torch.autograd.backward(objective)
-    return live.lines()
+    for hook in hooks:
+        hook.remove()
+    return {precision: live.apart.lines(), f"{precision}{WITH_GRADIENTS}": live.together.lines()}
+
+
+class _Front:
+    """The moments that count for some size of a micro-batch: no other has more of both."""
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[int, int]] = []
+
+    def add(self, fixed: int, batched: int) -> None:
+        if not any(fixed <= f and batched <= b for f, b in self._moments):
+            self._moments = [(f, b) for f, b in self._moments if f > fixed or b > batched]
+            self._moments.append((fixed, batched))
+
+    def lines(self) -> list[Line]:
+        return upper_lines(
+            [Line(fixed, batched // _SAMPLES) for fixed, batched in sorted(self._moments)]
+        )
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -122,14 +139,15 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._sizes = {tensor.numel() for tensor in tensors}
         self._alive: dict[int, tuple[Any, int, bool]] = {}
-        self._fixed = self._batched = 0
-        self._front: list[tuple[int, int]] = []
-        """The moments that count for some size of a micro-batch: no other has more of both."""
+        self._fixed = self._batched = self._gradients = 0
+        self.apart, self.together = _Front(), _Front()
+        """Without gradients of parameters, and with those that are there at each moment."""
 
-    def lines(self) -> list[Line]:
-        return upper_lines(
-            [Line(fixed, batched // _SAMPLES) for fixed, batched in sorted(self._front)]
-        )
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Move a gradient from what is alive to the gradients."""
+        assert parameter.grad is not None
+        self._gradients += parameter.grad.nbytes
+        parameter.grad = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,10 +169,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_batched = elements % _SAMPLES == 0 and elements not in self._sizes
         self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
         self._add(size, is_batched)
-        now = (self._fixed, self._batched)
-        if not any(now[0] <= fixed and now[1] <= batched for fixed, batched in self._front):
-            self._front = [f for f in self._front if f[0] > now[0] or f[1] > now[1]]
-            self._front.append(now)
+        self.apart.add(self._fixed, self._batched)
+        self.together.add(self._fixed + self._gradients, self._batched)
 
     def _free(self, key: int) -> None:
         _, size, is_batched = self._alive.pop(key)

@@ -35,9 +35,12 @@ class SpeedMeter:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Peak allocated memory on the device, or resident memory of the process on CPU."""
+    """Peak allocated memory on the device since this was last asked, or resident memory of the
+    process on CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
     if device.type == "mps":
         return int(torch.mps.current_allocated_memory())
     return int(psutil.Process().memory_info().rss)

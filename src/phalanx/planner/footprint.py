@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from phalanx.errors import format_bytes
 
+WITH_GRADIENTS = "+gradients"
+"""Ends the name of a precision whose lines count gradients too, as they come in backward."""
+
 
 class Line(NamedTuple):
     """Bytes of a micro-batch: some that it always takes, and some for each sample."""
@@ -28,15 +31,19 @@ class Parts(NamedTuple):
     average: int
     gathered: int
     """Weights of other ranks' shards while a block runs, and gradients before they are spread."""
+    workspaces: int
+    """What the libraries of matrix products ask for once."""
     inputs: int
     """The samples of this step and the next, which is fetched meanwhile."""
     activations: int | None
-    """Of one micro-batch at its peak; None when they are not known."""
+    """Of one micro-batch at its peak; when a step has only one, what they take beyond the gradients
+    that come later. None when they are not known."""
 
     @property
     def state(self) -> int:
         """What is there whatever the batch."""
-        return self.weights + self.gradients + self.optimizer + self.average + self.gathered
+        parts = (self.weights, self.gradients, self.optimizer, self.average, self.gathered)
+        return sum(parts) + self.workspaces
 
     @property
     def total(self) -> int:
@@ -67,6 +74,10 @@ class Footprint:
     """Activations over the samples of a micro-batch: the largest line counts."""
     checkpointed: list[Line] | None = None
     """The same when blocks are recomputed in backward."""
+    kept_with_gradients: list[Line] | None = None
+    checkpointed_with_gradients: list[Line] | None = None
+    """Activations and those gradients that are there at the same time."""
+    workspace_bytes: int = 0
     unknown: str | None = None
     """Why activations are not known."""
 
@@ -78,9 +89,16 @@ class Footprint:
         is_checkpointed: bool,
         gradient_copies: int = 1,
         shards: int = 1,
+        is_one_pass: bool = False,
     ) -> Parts:
-        """What the device of one rank holds, which runs `samples` samples in a step."""
+        """What the device of one rank holds, which runs `samples` samples in a step; in one pass,
+        gradients come while activations go."""
         lines = self.checkpointed if is_checkpointed else self.kept
+        both = self.checkpointed_with_gradients if is_checkpointed else self.kept_with_gradients
+        activations = max(line.at(micro_batch) for line in lines) if lines else None
+        if is_one_pass and both:
+            most = max(line.at(micro_batch) for line in both)
+            activations = max(0, most - self.gradient_bytes)
 
         def held(part: str, size: int) -> int:
             size = size // shards if part in self.spread else size
@@ -92,8 +110,9 @@ class Footprint:
             optimizer=held("optimizer", self.optimizer_bytes),
             average=held("average", self.average_bytes),
             gathered=self.gathered_bytes,
+            workspaces=self.workspace_bytes,
             inputs=2 * samples * self.input_bytes,
-            activations=max(line.at(micro_batch) for line in lines) if lines else None,
+            activations=activations,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +120,11 @@ class Footprint:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Footprint:
-        return cls(**{**record, **{k: read_lines(record[k]) for k in ("kept", "checkpointed")}})
+        lines = {name: read_lines(record.get(name)) for name in _LINES}
+        return cls(**{**record, **lines})
+
+
+_LINES = ("kept", "checkpointed", "kept_with_gradients", "checkpointed_with_gradients")
 
 
 def read_lines(record: Any) -> list[Line] | None:

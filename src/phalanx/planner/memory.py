@@ -10,14 +10,16 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
-from phalanx.planner.footprint import Footprint, Line, Parts, upper_lines
+from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
 
 FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
-def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Footprint:
+def make_footprint(
+    job: Job, trace: Trace, precision: str, strategy: str, cards: Iterable[Gpu] = ()
+) -> Footprint:
     """What the model and a sample take in this precision, with the job's optimizer."""
     is_half = precision in ("bf16", "fp16")
     wide = 2 if precision == "fp64" else 1  # every other one leaves the weights as they are
@@ -45,8 +47,24 @@ def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Foo
         input_bytes=trace.input_bytes or 0,
         kept=_changed(trace.activation_bytes.get(traced), wide, uncopied),
         checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, uncopied),
+        kept_with_gradients=_changed(
+            trace.activation_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
+        ),
+        checkpointed_with_gradients=_changed(
+            trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
+        ),
+        workspace_bytes=_workspaces(cards),
         unknown=trace.activations_unknown,
     )
+
+
+def _workspaces(cards: Iterable[Gpu]) -> int:
+    """cuBLAS gets a workspace for each thread that multiplies: the one of forward and autograd's
+    (pytorch.org/docs, "CUBLAS workspaces": 32 MiB on Hopper, otherwise 2 x 4 MiB + 8 x 16 KiB)."""
+    newest = max((card.compute_capability or (0, 0) for card in cards), default=None)
+    if newest is None:
+        return 0
+    return 2 * (32 * 2**20 if newest >= (9, 0) else 2 * 4 * 2**20 + 8 * 16 * 2**10)
 
 
 def _spread(job: Job, strategy: str) -> list[str]:
@@ -106,6 +124,8 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
         shards=plan.shard_ranks.value,
+        # DDP makes room for all gradients beforehand; shards are small.
+        is_one_pass=busiest == 1 and plan.strategy.value == "single" and not is_exact,
     )
 
 

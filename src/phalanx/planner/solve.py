@@ -120,7 +120,9 @@ def solve_plan(
         ),
         has_batchnorm=trace.has_batchnorm,
         num_blocks=trace.num_blocks,
-        footprint=make_footprint(job, trace, precision.value, chosen.strategy.value),
+        footprint=make_footprint(
+            job, trace, precision.value, chosen.strategy.value, placement.cards
+        ),
         device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),

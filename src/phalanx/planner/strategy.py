@@ -42,7 +42,7 @@ def _too_large(job: Job, placement: Placement, trace: Trace, precision: str) -> 
     there = smallest_memory(placement.cards)
     if there is None or job.determinism == "exact":
         return None
-    footprint = make_footprint(job, trace, precision, "ddp")
+    footprint = make_footprint(job, trace, precision, "ddp", placement.cards)
     needed = footprint.parts(
         micro_batch=1, samples=1, is_checkpointed=footprint.checkpointed is not None
     ).total

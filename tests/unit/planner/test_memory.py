@@ -62,14 +62,27 @@ def test_memory_is_predicted_by_part(solve):
     plan, _ = solve("2x4090", precision="bf16", **keys)
     parts = predict_parts(plan)
     # Frozen weights have no gradient, no moments and no average; 8 samples a step and 8 ahead.
-    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 0, 16 * MIB, 5 * GIB)
-    assert plan.memory_bytes.value == parts.total == 816 * MIB + 5 * GIB
+    cublas = 2 * (8 * MIB + 128 * 2**10)  # before Hopper, for forward's thread and backward's
+    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 0, cublas, 16 * MIB, 5 * GIB)
+    assert plan.memory_bytes.value == parts.total == 816 * MIB + 5 * GIB + cublas
     for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
         assert text in plan.memory_bytes.reason
     assert predict_parts(plan, is_checkpointed=True).activations == GIB
     plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **keys)
     assert predict_parts(plan)[:4] == (800 * MIB, 200 * MIB, 200 * MIB, 200 * MIB)
     assert predict_parts(plan).activations == 16 * GIB
+
+
+def test_in_one_pass_gradients_come_while_activations_go(solve):
+    both = {"fp16": [], "bf16+gradients": [Line(50 * MIB, GIB)], "bf16": [Line(0, GIB)]}
+    trace = {**TRACE, "activation_bytes": both}
+    keys = {"precision": "bf16", "trace": trace, "devices": {"gpus": 1}, "global_batch_size": 4}
+    one, _ = solve("2x4090", micro_batch_size=4, **keys)
+    assert predict_parts(one).activations == 4 * GIB + 50 * MIB - 100 * MIB
+    two, _ = solve("2x4090", micro_batch_size=2, **keys)
+    assert predict_parts(two).activations == 2 * GIB, "they are there from the first pass on"
+    many, _ = solve("2x4090", **{**keys, "devices": {"gpus": 2}, "global_batch_size": 8})
+    assert predict_parts(many).activations == 4 * GIB, "DDP makes room for them beforehand"
 
 
 def test_shards_are_predicted_with_what_is_gathered(solve):
