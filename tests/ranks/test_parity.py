@@ -1,6 +1,7 @@
 """Training on N ranks is training on one: the same losses and weights as a plain torch loop."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from phalanx.engine.order import INIT, dropout_seed, ids_at, keys_of
 from phalanx.planner.batch import BatchPlan
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
+from phalanx.run.events import read_events
 from tests.ranks.runs import BASE, RECIPE, losses, make_run, train, weights
 
 TOLERANCE = 1e-10
@@ -31,13 +33,11 @@ def plain_loop(
     steps=12,
     seed=7,
     dtype=torch.float64,
-    norms=None,
     after_step=lambda model, step: None,
     together=lambda slots: [[slot] for slot in slots],
 ):
     """What a person would write for one device, with nothing of the engine but the order;
-    `together` says which slots make up one forward. The norm of the gradients of each step goes
-    into `norms`, if that is a list."""
+    `together` says which slots make up one forward."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
     model = recipe.model().to(dtype)
@@ -45,7 +45,7 @@ def plain_loop(
     optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.01)
     data = recipe.data("train")
     plan = BatchPlan(len(data), global_batch, micro)
-    seen = []
+    seen, norms = [], []
     for step in range(steps):
         factor = (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * (step - 2) / 10)) / 2
         for group in optimizer.param_groups:
@@ -68,17 +68,28 @@ def plain_loop(
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
         norm = torch.nn.utils.clip_grad_norm_(learning, 1.0)
-        if norms is not None:
-            norms.append(norm.item())
+        norms.append(norm.item())
         optimizer.step()
         after_step(model, step)
         seen.append(loss.item())
-    return seen, model.state_dict()
+    return Expected(seen, model.state_dict(), norms)
+
+
+class Expected(NamedTuple):
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    norms: list[float]
+    """Of the gradients of each step: clipping and AdamW both hide gradients of a wrong size."""
+
+
+def norms_of(run):
+    return [e.data["grad_norm"] for e in read_events(run.events) if e.kind == "step"]
 
 
 def assert_close(run, expected):
-    expected_losses, expected_weights = expected
+    expected_losses, expected_weights, expected_norms = expected
     got = losses(run)
+    assert norms_of(run) == pytest.approx(expected_norms, rel=0, abs=TOLERANCE)
     assert list(got) == list(range(1, len(expected_losses) + 1))
     for step, loss in enumerate(expected_losses, 1):
         assert got[step] == pytest.approx(loss, rel=0, abs=TOLERANCE), f"loss of step {step}"
