@@ -27,10 +27,12 @@ def choose_strategy(
 ) -> tuple[StrategyChoice, list[Finding]]:
     """The strategy for a number of ranks, and what speaks against it."""
     strategy = _choose(job, ranks)
-    shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks)
+    # Several nodes are GPU nodes, each with as many ranks.
+    node_ranks = max(1, ranks // machine.nodes) if device == "cuda" else ranks
+    shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks, node_ranks)
     if strategy.value == "fsdp" and device == "mps":
         findings.append(_fsdp_on_mps(job))
-    build = _choose_build(job, strategy.value, ranks, machine, trace)
+    build = _choose_build(job, strategy.value, node_ranks, machine, trace)
     return StrategyChoice(strategy, shard_ranks, build), findings
 
 
@@ -46,10 +48,15 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
     return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 
 
-def _choose_shard_ranks(job: Job, strategy: str, ranks: int) -> tuple[Decision[int], list[Finding]]:
+def _choose_shard_ranks(
+    job: Job, strategy: str, ranks: int, node_ranks: int
+) -> tuple[Decision[int], list[Finding]]:
     if strategy != "fsdp":
         return Decision(1, f"{strategy} holds the whole model on every rank"), []
     asked = job.fsdp.shard_ranks
+    if asked is None and node_ranks < ranks:
+        text = f"the {node_ranks} ranks of a node share one copy: only gradients cross the network"
+        return Decision(node_ranks, text), []
     if asked is None:
         return Decision(ranks, f"all {ranks} ranks of this node share one copy"), []
     copies = ranks // asked
