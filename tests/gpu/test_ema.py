@@ -24,7 +24,7 @@ def test_nothing_waits_for_the_device(dtype):
     strategy = Single(Recipe(Options()), model, Process(0, 1, torch.device("cuda"), "none"))
     average = WeightAverage(strategy, decay=0.9, warmup=True)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    average.follow(optimizer)
+    optimizer.register_step_post_hook(average.after_step)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float32)
     x = torch.ones(8, 64, device="cuda", dtype=dtype)
     raw = None

@@ -16,6 +16,7 @@ from phalanx.planner.plan import Plan
 from phalanx.planner.solve import solve_plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from tests.ranks import fresh_deepspeed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECIPE = f"{FIXTURES / 'recipes' / 'parity.py'}:Parity"
@@ -83,6 +84,7 @@ def worker(path, attempt):
         return run_worker(Path(path), attempt=attempt)
     finally:
         torch.set_num_threads(threads)
+        fresh_deepspeed.forget()
 
 
 def weights(run, name="latest"):

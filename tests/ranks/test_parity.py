@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,12 +24,21 @@ WORLDS = [
 
 
 def plain_loop(
-    options, *, global_batch=10, micro=3, steps=12, seed=7, after_step=lambda model, step: None
+    options,
+    *,
+    global_batch=10,
+    micro=3,
+    steps=12,
+    seed=7,
+    dtype=torch.float64,
+    after_step=lambda model, step: None,
+    together=lambda slots: [[slot] for slot in slots],
 ):
-    """What a person would write for one device, with nothing of the engine but the order."""
+    """What a person would write for one device, with nothing of the engine but the order;
+    `together` says which slots make up one forward."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
-    model = recipe.model().double()
+    model = recipe.model().to(dtype)
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.01)
     data = recipe.data("train")
@@ -40,11 +50,13 @@ def plain_loop(
             group["lr"] = 0.01 * factor
         epoch = step // plan.steps_per_epoch
         sums, totals, gradients = {}, {}, {}
-        for slot in plan.slots_of(step):
-            ids = ids_at(seed, epoch, slot.start, slot.stop, len(data))
+        for slots in together(plan.slots_of(step)):
+            ids = np.concatenate(
+                [ids_at(seed, epoch, slot.start, slot.stop, len(data)) for slot in slots]
+            )
             sample_keys = keys_of(seed, epoch, ids)
             batch = data.__getitems__(ids, sample_keys)
-            torch.manual_seed(dropout_seed(seed, step, slot.index))
+            torch.manual_seed(dropout_seed(seed, step, slots[0].index))
             terms = recipe.loss(model, batch, torch.from_numpy(sample_keys))
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + term.sum

@@ -39,10 +39,26 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         typer.Option("--precision", help="auto, fp32, tf32, bf16, fp16 or fp64."),
     ),
-    "strategy": (str | None, typer.Option("--strategy", help="auto, single, ddp or fsdp.")),
+    "strategy": (
+        str | None,
+        typer.Option("--strategy", help="auto, single, ddp, fsdp or deepspeed."),
+    ),
     "fsdp": (
         bool | None,
         typer.Option("--fsdp", help="Spread the model over the ranks: `--strategy fsdp`."),
+    ),
+    "activation_checkpointing": (
+        str | None,
+        typer.Option(
+            "--activation-checkpointing",
+            help="auto, on or off: recompute activations in backward instead of keeping them.",
+        ),
+    ),
+    "deepspeed": (
+        str | None,
+        typer.Option(
+            "--deepspeed", metavar="FILE", help="Train with DeepSpeed as its JSON file says."
+        ),
     ),
     "save_every": (
         tuple[float, str] | None,
@@ -59,6 +75,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 _KEYS = {
     "cpu": "devices.cpu",
     "lr": "optimizer.lr",
+    "deepspeed": "deepspeed.config",
     "batch_size": "global_batch_size",
     "save_every": "checkpoint.every",
 }
@@ -134,6 +151,8 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         instead = "global_batch_size" if key == "batch_per_gpu" else _INSTEAD.get(name)
         if instead is not None and instead.rpartition(".")[2] not in given:
             overrides.append(Override(instead, None, flag(name)))
+        if name == "deepspeed" and "strategy" not in given:
+            overrides.append(Override("strategy", "deepspeed", flag(name)))
         overrides.append(Override(key, typed, flag(name)))
     return overrides, notes
 

@@ -59,7 +59,11 @@ def show_plan(prepared: Prepared) -> None:
 
     plan = prepared.plan
     rows = [
-        (name.replace("_", " "), _show(decision.value, name), decision.reason)
+        (
+            name.removesuffix("_bytes").replace("_", " "),
+            _show(decision.value, name),
+            decision.reason,
+        )
         for name, decision in plan.decisions().items()
         if decision.value is not None and (name != "gpus" or decision.value)
     ]
@@ -81,12 +85,16 @@ def show_plan(prepared: Prepared) -> None:
         header=("ranks", "global", "micro", "accum", "steps/epoch", "lr", "speed-up at most"),
         right=(0, 1, 2, 3, 4, 5, 6),
     )
-    console.say("Memory and time are not predicted yet.", style="dim")
+    console.say("Time is not predicted yet.", style="dim")
 
 
 def _show(value: Any, name: str) -> str:
     if name == "speedup":
         return f"{value:g}x"
+    if name.endswith("_bytes"):
+        from phalanx.errors import format_bytes
+
+        return format_bytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

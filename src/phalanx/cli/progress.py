@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli import console
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_bytes
 from phalanx.planner.plan import Plan
 from phalanx.run.events import Event
 
@@ -125,7 +125,8 @@ class RunView:
     def _show_revision(self, event: Event) -> None:
         data = event.data
         changes = ", ".join(
-            f"{name} {values['old']} -> {values['new']}" for name, values in data["changes"].items()
+            f"{name} {_show(name, values['old'])} -> {_show(name, values['new'])}"
+            for name, values in data["changes"].items()
         )
         self._say(f"plan revision {data['revision']}: {changes}: {data['reason']}")
 
@@ -165,3 +166,8 @@ def format_s(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60} s"
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def _show(name: str, value: Any) -> str:
+    is_size = name.endswith("_bytes") and value is not None
+    return format_bytes(value) if is_size else str(value)

@@ -1,8 +1,9 @@
 """Buffers that forward changes, made the same on every rank: BatchNorm statistics above all.
 
 The statistics of each slot are gathered and folded in slot order, which is what one rank running
-all the slots would do. Other buffers that forward changes have no such rule: they are averaged over
-the ranks, and a Finding says so.
+all the slots would do. With `sync_batchnorm` the slots that run at the same time have one and the
+same statistics, which are folded once. Other buffers that forward changes have no such rule: they
+are averaged over the ranks, and a Finding says so.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class SharedBuffers:
         self._running: Tensor | None = None
         self._batches = 0
         self._rows: list[Tensor] = []
+        self.is_synced = False
+        """Whether the norms take their statistics over all ranks, so that the micro-batches of a
+        round leave one row, the same on every rank, and not one each."""
 
     def notice_changes(self, before: dict[str, Tensor]) -> list[Finding]:
         """Find buffers other than BatchNorm's that a forward changed, on any rank."""
@@ -96,6 +100,9 @@ class SharedBuffers:
         mine = self._running.new_zeros(most, len(self._running))
         for index, row in enumerate(self._rows):
             mine[index] = row
+        if self.is_synced:
+            dist.broadcast(mine, src=0)  # which was there in every round
+            return list(mine)
         gathered = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(gathered, mine)
         rows: list[Tensor] = []

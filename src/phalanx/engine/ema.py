@@ -42,11 +42,8 @@ class WeightAverage:
             for weight in self._weights
         ]
 
-    def follow(self, optimizer: Optimizer) -> None:
-        """Update after each step the optimizer really takes."""
-        optimizer.register_step_post_hook(self._after_step)
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Update after a step the optimizer really took: torch's hook."""
         # fp16: GradScaler does not call an unfused optimizer for a step it skips. It does call a
         # fused one, whose kernel reads on the device that nothing is to be done. Reading that here
         # would wait for a GPU, so there the average also moves after a skipped step, towards

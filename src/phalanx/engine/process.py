@@ -37,6 +37,10 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def open_group(self) -> Any:
+        """A further group of all ranks, whose messages no other can get in between."""
+        return dist.new_group(timeout=_TIMEOUT) if self.world > 1 else None
+
     def reduce_control(self, tensor: torch.Tensor) -> Any:
         """Start summing a small CPU tensor over the ranks; wait on what is returned, if any."""
         if self.world == 1:

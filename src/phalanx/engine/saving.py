@@ -54,7 +54,7 @@ class Saving:
             load_checkpoint(saved, self._strategy)
         self.average = make_average(self._job.ema, self._strategy)
         if self.average is not None:
-            self.average.follow(self._strategy.optimizer)
+            self._strategy.follow_updates(self.average.after_step)
         if saved is not None:
             record = saved.state.get("ema")
             if self.average is not None and record is not None:

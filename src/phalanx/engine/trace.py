@@ -13,7 +13,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from phalanx.engine.activations import trace_activations
+from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
@@ -65,6 +68,15 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
                 fix="point the recipe at data that is there: `phalanx recipes show`",
             )
         )
+    trainable = [p for p in parameters if p.requires_grad]
+    blocks = [
+        {id(p): p.nbytes for p in block.parameters()} for _, block in find_blocks(recipe, model)
+    ]
+    inside = {key for block in blocks for key in block}
+    outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
+    has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    own_batchnorms = find_own_norms(model)
+    activations = trace_activations(recipe, model, train)  # last: it spoils the model
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
@@ -72,12 +84,21 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         num_test_samples=len(test) if test is not None else 0,
         data_fingerprint=digest.hexdigest()[:16],
         parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        trainable_parameters=sum(p.numel() for p in trainable),
+        parameter_bytes=sum(p.nbytes for p in parameters),
+        trainable_bytes=sum(p.nbytes for p in trainable),
+        has_batchnorm=has_batchnorm,
+        own_batchnorms=own_batchnorms,
+        num_blocks=len(blocks),
+        largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
+        outside_bytes=outside_bytes,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=_fetch_seconds(train),
+        input_bytes=activations.input_bytes,
+        activation_bytes=activations.kept,
+        checkpointed_bytes=activations.checkpointed,
+        activations_unknown=activations.unknown,
     )
 
 

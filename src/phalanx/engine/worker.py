@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from phalanx.engine.blocks import find_blocks
 from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, move, name_samples
 from phalanx.engine.ema import WeightAverage
@@ -23,17 +24,21 @@ from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT, check_size
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process, StopRequest, join
+from phalanx.engine.recompute import recompute_in_backward
 from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.sync_batchnorm import BatchStatistics, synchronise_norms
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
+from phalanx.planner.deepspeed import deepspeed_settings
 from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
@@ -97,6 +102,8 @@ class Worker:
         self.recipe: Recipe = load_recipe(job.recipe, job.options)
         self.precision = Precision(plan.precision.value, process.device)
         self.precision.configure()
+        self.statistics: BatchStatistics | None = None
+        """Where BatchNorm is synchronised over the ranks."""
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or to a stop; returns the outcome."""
@@ -104,6 +111,8 @@ class Worker:
         data = self.recipe.data("train")
         check_size(len(data), plan.num_samples.value, self.process.rank)
         strategy = self._make_strategy()
+        if self.statistics is not None:
+            strategy.synchronise(self.statistics)
         if job.init_from is not None:
             load_initial_weights(strategy, Path(job.init_from))
         optimizer = make_optimizer(self.recipe, strategy.model, job.optimizer, plan.lr.value)
@@ -169,13 +178,27 @@ class Worker:
                 self.job.fsdp,
                 shard_ranks=self.plan.shard_ranks.value,
                 build=self.plan.build.value,
+                adapt=self._adapt,
             )
-        model = self.precision.convert(self.recipe.model()).to(self.process.device)
+        model = self.precision.convert(self.recipe.model())
+        if self.plan.strategy.value == "deepspeed":
+            self._adapt(model)
+            settings = deepspeed_settings(self.job, self.plan)
+            return Deepspeed(self.recipe, model, self.process, settings)
+        model = model.to(self.process.device)
+        self._adapt(model)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)
         if self.plan.strategy.value == "ddp":
             return Ddp(self.recipe, model, self.process, self.job.ddp)
         return Single(self.recipe, model, self.process)
+
+    def _adapt(self, model: torch.nn.Module) -> None:
+        """Change how the model runs, before a strategy wraps or shards it."""
+        if self.plan.sync_batchnorm.value:
+            self.statistics = synchronise_norms(model, self.process)
+        if self.plan.activation_checkpointing.value:
+            recompute_in_backward(find_blocks(self.recipe, model))
 
     def _probe(self, fetcher: Fetcher) -> MicroBatch:
         slots = self.plan.batch.slots_of(0)

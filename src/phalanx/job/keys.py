@@ -195,7 +195,7 @@ def _better(key: str, value: Any) -> tuple[str, Any]:
         candidates += [int(value)]
     candidates += [
         [value],
-        str(value)[:64],
+        {} if key == "deepspeed.config" else str(value)[:64],  # text there names a file
         EXAMPLES.get(key),
         info.get_default(call_default_factory=True),
     ]

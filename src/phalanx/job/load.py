@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from phalanx.errors import Finding, UserError
+from phalanx.job.deepspeed import absorb_deepspeed
 from phalanx.job.keys import (
     EXAMPLES,
     field_of,
@@ -60,6 +61,8 @@ class LoadedJob:
     job: Job
     origins: Mapping[str, Origin]
     path: Path | None
+    findings: tuple[Finding, ...] = ()
+    """Warnings and notes of the reading; errors were raised."""
 
     def origin(self, key: str) -> Origin:
         """Where the value of a dotted key came from; `default` when nobody set it."""
@@ -99,8 +102,9 @@ def load_job(
             draft.add(target, _typed(".".join(target), override.value), override.origin)
         except UserError as error:
             draft.findings += error.findings
+    notes = absorb_deepspeed(draft, path)
     job = draft.validate(str(path) if path else "the job")
-    return LoadedJob(job, draft.origins, path)
+    return LoadedJob(job, draft.origins, path, tuple(notes))
 
 
 def parse_override(text: str) -> Override:
@@ -154,6 +158,10 @@ class _Draft:
             dotted = tuple(name.split("."))
             is_known = name in fields() or (dotted[0] == "options" and all(dotted))
             self.add(dotted if not path and is_known else (*path, name), inner, where)
+
+    def value(self, key: str) -> Any:
+        """The value of a dotted key so far; None when nobody gave one."""
+        return self._value(tuple(key.split(".")))
 
     def forget(self, path: tuple[str, ...]) -> None:
         """Drop what an override replaces."""

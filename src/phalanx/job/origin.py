@@ -20,23 +20,28 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./%+-]*( [A-Za-z0-9_./%+-]+)
 class Origin:
     """Where one value came from; `str` is what a Finding prints."""
 
-    kind: Literal["file", "option", "override", "python", "default"]
+    kind: Literal["file", "deepspeed", "option", "override", "python", "default"]
     name: str = ""
     line: int = 0
+    key: str = ""
+    """What the value is called there, where that is not its key in a job: in DeepSpeed's file."""
 
     @property
     def is_command_line(self) -> bool:
         return self.kind in ("option", "override")
 
     def __str__(self) -> str:
-        if self.kind == "file":
-            return f"{self.name}:{self.line}"
+        if self.kind in ("file", "deepspeed"):
+            return f"{self.name}:{self.line}" if self.line else self.name
         if self.kind == "override":
             return f"{self.name} on the command line"
         return self.name or self.kind
 
     def line_for(self, key: str, value: Any) -> str:
         """The line to paste at this origin so that `key` becomes `value`."""
+        if self.kind == "deepspeed":
+            auto = f'"{self.key.rpartition(".")[2]}": "auto"'
+            return f"{auto} in {self}, and `{key}: {format_value(value)}` in the job"
         if self.kind == "override":
             return shlex.quote(f"{key}={format_value(value)}")
         if self.kind == "option" and isinstance(value, list):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from phalanx.errors import Finding
+from phalanx.job.deepspeed.rules import check_deepspeed
 from phalanx.job.load import LoadedJob
 from phalanx.job.origin import format_value
 from phalanx.job.paths import check_init_from, check_output, check_recipe
@@ -20,12 +21,14 @@ from phalanx.job.schema import Interval, Job
 def check_job(loaded: LoadedJob, *, known_recipes: Collection[str]) -> list[Finding]:
     """Every problem of a job that can be seen without its machine and without its recipe's code."""
     return [
+        *loaded.findings,
         *_length(loaded),
         *_batch(loaded),
         *_devices(loaded),
         *_optimizer(loaded),
         *_ema(loaded),
         *_intervals(loaded),
+        *check_deepspeed(loaded),
         *check_recipe(loaded, known_recipes),
         *check_output(loaded),
         *check_init_from(loaded),
@@ -258,6 +261,15 @@ def _devices(loaded: LoadedJob) -> Iterator[Finding]:
             what="`determinism: exact` adds up whole gradients, `fsdp` never holds one",
             why=loaded.said("determinism", "strategy"),
             fix=loaded.line_for("strategy", "ddp"),
+        )
+    if loaded.job.sync_batchnorm and loaded.job.determinism == "exact":
+        yield Finding(
+            slug="exact-synced",
+            what="`determinism: exact` takes BatchNorm's statistics over one micro-batch, "
+            "`sync_batchnorm` over those of all ranks",
+            why=f"{loaded.said('determinism', 'sync_batchnorm')}; the bits would depend on the "
+            "number of ranks",
+            fix=loaded.line_for("sync_batchnorm", False),
         )
     if devices.backend == "nccl" and devices.cpu is not None and gpus is None:
         yield Finding(

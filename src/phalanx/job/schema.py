@@ -70,6 +70,18 @@ Every = Annotated[
 ]
 
 
+def parse_switch(value: Any) -> Any:
+    """Turn `true` and `false` into `on` and `off`: many YAML readers take the words for them."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(parse_switch),
+    WithJsonSchema({"enum": ["auto", "on", "off", True, False]}),
+]
+
+
 class Devices(_Strict):
     """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
 
@@ -192,6 +204,20 @@ class Fsdp(_Strict):
     `parts`, one tensor at a time. `auto` goes by the host's memory."""
 
 
+class Deepspeed(_Strict):
+    """Settings of DeepSpeed's ZeRO, for `strategy: deepspeed`."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each rank holds only a part of: 1 optimizer state, 2 also gradients, 3 also weights."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and the fp32 weights in host memory, and update them there."""
+    offload_parameters: bool = False
+    """Keep weights that are not in use in host memory; needs stage 3."""
+    config: str | dict[str, Any] | None = None
+    """DeepSpeed's own JSON file. What it says of batch, optimizer, schedule and precision becomes
+    keys of this job, the rest goes to DeepSpeed; the run keeps its content."""
+
+
 class Logging(_Strict):
     """What is written down while training."""
 
@@ -236,11 +262,19 @@ class Job(_Strict):
     """Seed of sample order, per-sample randomness, dropout and initial weights."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
     """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
-    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
-    """How ranks share the work: `ddp` holds the model on every rank, `fsdp` spreads it."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = "auto"
+    """How ranks share the work: `ddp` holds the model on every rank, `fsdp` and `deepspeed` spread
+    it."""
     determinism: Literal["auto", "fast", "resume", "exact"] = "auto"
     """`resume`: a resumed run equals the unbroken run bit for bit. `exact`: so do runs on other
     numbers of ranks. `fast`: quicker kernels."""
+    sync_batchnorm: bool = False
+    """Let BatchNorm take its statistics over the micro-batches that the ranks run at the same time,
+    instead of each over its own. Every forward and backward then waits for the other ranks."""
+    activation_checkpointing: Switch = "auto"
+    """Keep only the inputs of the model's blocks and run each again in backward: much less memory,
+    about a third more time, the same bits. `auto` turns it on when the prediction without it does
+    not fit the GPU."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None
@@ -264,6 +298,8 @@ class Job(_Strict):
     """Settings of DistributedDataParallel."""
     fsdp: Fsdp = Fsdp()
     """Settings of FSDP2."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Settings of DeepSpeed's ZeRO."""
     logging: Logging = Logging()
     """What is written down while training."""
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import Finding, format_bytes
+from phalanx.planner.memory import predict_parts
 from phalanx.planner.plan import Plan
 from phalanx.planner.revise import (
     changes_between,
     grow_segments,
     halve_evaluate_batch,
     halve_micro_batch,
-    largest_micro_batch,
-    state_bytes,
+    recompute_activations,
     what_would_fit,
+    why_not_smaller,
 )
 from phalanx.run.events import Event
 
@@ -72,7 +73,10 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
         return None
     revised = halve_micro_batch(plan)
     if revised is None:
-        return None
+        revised = recompute_activations(plan)
+        if revised is None:
+            return None
+        return _revision(plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step)
     kept = f"the global batch stays {plan.global_batch_size.value}"
     return _revision(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
 
@@ -85,15 +89,19 @@ def does_not_fit(plan: Plan, failure: Event) -> Finding:
     elif phase == "evaluate":
         what = f"an evaluation of {plan.evaluate_batch_size.value} sample at a time does not fit"
     else:
-        what = f"a micro-batch of {largest_micro_batch(plan.batch)} sample does not fit"
+        size = plan.batch.largest_slot
+        what = f"a micro-batch of {size} sample{'s' if size > 1 else ''} does not fit"
     asked = plan.shrunk.get("micro_batch_size")
     before = f"; the micro-batch was {asked} at first" if asked is not None else ""
+    if phase not in ("start", "evaluate"):
+        before += f"; {why_not_smaller(plan)}"
+    parts = predict_parts(plan)
     return Finding(
         slug="does-not-fit",
         what=f"{what}: {failure.data['reason']}",
-        why=f"weights, gradients and optimizer state of {plan.parameters.value} parameters take up "
-        f"to {format_bytes(state_bytes(plan))} on each rank in {plan.precision.value}; the rest "
-        f"are activations{before}",
+        why=f"predicted on each rank in {plan.precision.value}: {parts}"
+        f"{'' if parts.activations is not None else ' + activations, which are not known'}; "
+        f"{format_bytes(parts.state)} of it whatever the micro-batch{before}",
         fix="; ".join(what_would_fit(plan)),
     )
 
@@ -106,8 +114,9 @@ def _what_differs(plan: Plan) -> str:
     if plan.determinism.value == "exact":
         return "the bits are from here on those of a run with the new micro-batch"
     if plan.has_batchnorm:
+        where = "the micro-batches of a round" if plan.sync_batchnorm.value else "a micro-batch"
         return (
-            "BatchNorm takes its statistics over a micro-batch and dropout is drawn per "
-            "micro-batch, so the curve changes slightly"
+            f"BatchNorm takes its statistics over {where} and dropout is drawn per micro-batch, "
+            "so the curve changes slightly"
         )
     return "the loss curve is the same, except that dropout is drawn per micro-batch"

@@ -9,6 +9,7 @@ alone, never on the number of ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import ceil
 
 
@@ -50,6 +51,28 @@ class BatchPlan:
     def num_slots(self) -> int:
         """Slots of a full step."""
         return ceil(self.global_batch_size / self.micro_batch_size)
+
+    @property
+    def largest_slot(self) -> int:
+        """Samples of the largest micro-batch of a run: the last step of an epoch may hold it."""
+        return max(
+            slot.stop - slot.start
+            for step in self._kinds_of_steps()
+            for slot in self.slots_of(step)
+        )
+
+    def smallest_round(self, ranks: int = 1) -> int:
+        """Samples that ranks run at the same time, at the least; of one rank: the smallest
+        micro-batch of a run."""
+        sizes = []
+        for step in self._kinds_of_steps():
+            slots = [slot.stop - slot.start for slot in self.slots_of(step)]
+            shares = [slots[slice(*deal(len(slots), rank, ranks))] for rank in range(ranks)]
+            sizes += [sum(together) for together in zip_longest(*shares, fillvalue=0)]
+        return min(sizes)
+
+    def _kinds_of_steps(self) -> tuple[int, int]:
+        return 0, self.steps_per_epoch - 1
 
     def epoch_of(self, step: int) -> float:
         """Passes over the data done after `step` steps."""

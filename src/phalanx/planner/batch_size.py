@@ -127,7 +127,32 @@ def ignored_batch(job: Job, previous: Plan) -> list[Finding]:
     return findings
 
 
-def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
+def arithmetic_findings(job: Job, sizes: BatchChoice, ranks: int) -> list[Finding]:
+    """Whether three stated sizes make up the batch on this number of ranks; where the job itself
+    states the ranks, `job.rules` has judged them."""
+    total, micro, accumulation = (
+        job.global_batch_size,
+        job.micro_batch_size,
+        job.gradient_accumulation,
+    )
+    if total is None or micro is None or accumulation is None:
+        return []
+    product = micro * accumulation * ranks
+    if product == total:
+        return []
+    return [
+        Finding(
+            slug="batch-arithmetic",
+            what=f"{micro} per forward x {accumulation} micro-batches x {ranks} ranks = {product} "
+            f"samples, which does not make up a global batch of {total}",
+            why=f"global_batch_size = {total}, micro_batch_size = {micro}, gradient_accumulation = "
+            f"{accumulation}; {ranks} ranks would add up {sizes.accumulation.value} micro-batches",
+            fix=f"gradient_accumulation={sizes.accumulation.value}, or global_batch_size={product}",
+        )
+    ]
+
+
+def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: bool) -> list[Finding]:
     findings = []
     slots = len(batch.slots_of(0))
     if slots < ranks:
@@ -141,33 +166,32 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace) -> list[Finding]:
                 severity="warning",
             )
         )
-    smallest = min(
-        slot.stop - slot.start
-        for step in (0, batch.steps_per_epoch - 1)
-        for slot in batch.slots_of(step)
-    )
-    if trace.has_batchnorm and smallest == 1:
+    together = ranks if is_synced else 1
+    if trace.has_batchnorm and batch.smallest_round(together) == 1:
         findings.append(
             Finding(
                 slug="batchnorm-of-one",
-                what="a micro-batch holds 1 sample, and the model has BatchNorm",
+                what=f"{_statistics_of(is_synced)} 1 sample, and the model has BatchNorm",
                 why=f"{batch.num_samples} samples, global batch {batch.global_batch_size}, "
                 f"micro-batch {batch.micro_batch_size}: at the end of an epoch or of every step "
-                "one sample is left over; BatchNorm takes statistics over a micro-batch",
-                fix=_batch_without_ones(batch),
+                "one sample is left over; BatchNorm takes statistics over "
+                f"{'what the ranks run at the same time' if is_synced else 'a micro-batch'}",
+                fix=_batch_without_ones(batch, together),
                 severity="warning",
             )
         )
     return findings
 
 
-def _batch_without_ones(batch: BatchPlan) -> str:
+def _statistics_of(is_synced: bool) -> str:
+    return "the ranks together hold" if is_synced else "a micro-batch holds"
+
+
+def _batch_without_ones(batch: BatchPlan, together: int) -> str:
     """The nearest larger global batch that leaves no micro-batch of one sample."""
     for size in range(batch.global_batch_size, 2 * batch.global_batch_size + 2):
         for micro in (batch.micro_batch_size, size):
-            other = BatchPlan(batch.num_samples, size, micro)
-            steps = (0, other.steps_per_epoch - 1)
-            if all(s.stop - s.start > 1 for step in steps for s in other.slots_of(step)):
+            if BatchPlan(batch.num_samples, size, micro).smallest_round(together) > 1:
                 return f"global_batch_size={size} micro_batch_size={micro}"
     return "use GroupNorm in the model"
 

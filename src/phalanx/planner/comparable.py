@@ -77,13 +77,25 @@ def comparable_sides(
         "batch_per_gpu": None,
         "gradient_accumulation": None,
         "micro_batch_size": micro.value,
+        "sync_batchnorm": False,
     }
+    notes = [_unsynced()] if plan.sync_batchnorm.value else []
     job = job.model_copy(update=fixed)
     alone = job.model_copy(update={"devices": one_of(job.devices), "strategy": "single"})
     one, _ = solve_plan(alone, machine, trace)
     many, findings = solve_plan(job, machine, trace)
     sides = Side(alone, _recorded(one, plan, micro)), Side(job, _recorded(many, plan, micro))
-    return *sides, findings
+    return *sides, [*findings, *notes]
+
+
+def _unsynced() -> Finding:
+    return Finding(
+        slug="verify-unsynced",
+        what="BatchNorm is compared over single micro-batches, without `sync_batchnorm`",
+        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others",
+        fix="nothing to do",
+        severity="note",
+    )
 
 
 def _recorded(solved: Plan, plan: Plan, micro: Decision[int]) -> Plan:

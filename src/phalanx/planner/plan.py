@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from phalanx.planner.batch import BatchPlan
+from phalanx.planner.footprint import Footprint
 
 SCHEMA_VERSION = 1
 
@@ -38,15 +39,23 @@ class Plan:
     backend: Decision[str]
     """`nccl`, `gloo`, or `none` on one rank."""
     strategy: Decision[str]
-    """`single`, `ddp` or `fsdp`."""
+    """`single`, `ddp`, `fsdp` or `deepspeed`."""
     shard_ranks: Decision[int] = Decision(1, "every rank holds the whole model")
     """Ranks that share one copy of the weights and the optimizer state."""
     build: Decision[str] = Decision("whole", "every rank holds the whole model")
     """`whole` or `parts`: how the model gets its first weights."""
+    zero_stage: Decision[int | None] = Decision(None, "no DeepSpeed")
+    """1, 2 or 3: how much DeepSpeed's ZeRO spreads over the ranks."""
+    offload: Decision[str | None] = Decision(None, "nothing is kept in host memory")
+    """`optimizer`, `weights` or both: what DeepSpeed keeps in host memory."""
     precision: Decision[str]
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]
     """`resume` or `fast`."""
+    sync_batchnorm: Decision[bool] = Decision(False, "sync_batchnorm = false")
+    """Whether BatchNorm takes its statistics over all ranks."""
+    activation_checkpointing: Decision[bool] = Decision(False, "activation_checkpointing = off")
+    """Whether blocks keep their inputs only and run again in backward."""
     threads: Decision[int]
     """CPU threads inside an operator, per rank. Kept on resume: it changes the last bits."""
 
@@ -93,6 +102,8 @@ class Plan:
     """Expected speed-up over one rank."""
     parameters: Decision[int]
     """Parameters of the model."""
+    memory_bytes: Decision[int | None] = Decision(None, "not predicted")
+    """Predicted peak on one rank."""
     worker_env: dict[str, str]
     """Environment variables the ranks get."""
     resume_from: str | None = None
@@ -101,6 +112,15 @@ class Plan:
     """How the job that began the run stated its batch; the global batch itself is frozen."""
     has_batchnorm: bool = False
     """Whether the micro-batch changes what the model computes."""
+    num_blocks: int = 0
+    """Repeated parts of the model."""
+    may_recompute: bool = False
+    """Whether activation checkpointing may be turned on when memory runs out: there are blocks, and
+    the job leaves it open."""
+    footprint: Footprint | None = None
+    """What memory is predicted from."""
+    device_bytes: int | None = None
+    """Memory of the smallest GPU; None without CUDA."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     is_recorded: bool = False
@@ -127,6 +147,8 @@ class Plan:
             value = getattr(self, known.name)
             if isinstance(value, Decision):
                 value = {"value": value.value, "reason": value.reason}
+            elif isinstance(value, Footprint):
+                value = value.to_json()
             record[known.name] = value
         return record
 
@@ -139,6 +161,9 @@ class Plan:
             "resume_from",
             "stated_batch",
             "has_batchnorm",
+            "num_blocks",
+            "may_recompute",
+            "device_bytes",
             "shrunk",
             "is_recorded",
             "identity",
@@ -149,8 +174,10 @@ class Plan:
         values: dict[str, Any] = {
             name: value if name in plain else Decision(value["value"], value["reason"])
             for name, value in record.items()
-            if name in known
+            if name in known and name != "footprint"
         }
+        if record.get("footprint") is not None:
+            values["footprint"] = Footprint.from_json(record["footprint"])
         return cls(**values)
 
     def digest(self) -> str:

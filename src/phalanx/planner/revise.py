@@ -9,38 +9,84 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from phalanx.errors import format_bytes
 from phalanx.planner.batch import BatchPlan, split_evenly
 from phalanx.planner.batch_size import expected_speedup, micro_batches_per_rank
+from phalanx.planner.memory import predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """torch's settings for its allocator, since 2.9; PYTORCH_CUDA_ALLOC_CONF is its older name."""
 GROWING_SEGMENTS = "expandable_segments:True"
 
-_BYTES_PER_ELEMENT = {"fp64": 8}  # weights stay in float32 under every other precision
-
 
 def halve_micro_batch(plan: Plan) -> Plan | None:
     """The micro-batch halved, rounded up, until the largest one really shrinks."""
-    old = plan.batch
-    largest = largest_micro_batch(old)
-    micro = old.micro_batch_size
-    while micro > 1:
-        micro = ceil(micro / 2)
-        batch = replace(old, micro_batch_size=micro)
-        if largest_micro_batch(batch) < largest:
-            break
-    else:
+    batch = _cut(plan)
+    if batch is None:
         return None
-    ranks = plan.ranks.value
-    reason = f"halved from {old.micro_batch_size}: a rank ran out of memory"
-    return replace(
-        plan,
-        revision=plan.revision + 1,
-        micro_batch_size=Decision(micro, reason),
-        accumulation=micro_batches_per_rank(old.global_batch_size, micro, ranks),
-        speedup=expected_speedup(batch, ranks),
-        shrunk=_remember(plan, "micro_batch_size", old.micro_batch_size),
+    old, micro, ranks = plan.micro_batch_size.value, batch.micro_batch_size, plan.ranks.value
+    return with_memory(
+        replace(
+            plan,
+            revision=plan.revision + 1,
+            micro_batch_size=Decision(micro, f"cut from {old}: a rank ran out of memory"),
+            accumulation=micro_batches_per_rank(batch.global_batch_size, micro, ranks),
+            speedup=expected_speedup(batch, ranks),
+            shrunk=_remember(plan, "micro_batch_size", old),
+        )
+    )
+
+
+def _cut(plan: Plan) -> BatchPlan | None:
+    old = plan.batch
+    halves = [old.micro_batch_size]
+    while halves[-1] > 1:
+        halves.append(ceil(halves[-1] / 2))
+    # A half may leave one sample over where another size does not.
+    others = range(2, old.micro_batch_size) if _keeps_two(plan) else ()
+    for micro in (*halves[1:], *others):
+        batch = replace(old, micro_batch_size=micro)
+        is_allowed = _smallest(plan, batch) > 1 or not _keeps_two(plan)
+        if batch.largest_slot < old.largest_slot and is_allowed:
+            return batch
+    return None
+
+
+def _keeps_two(plan: Plan) -> bool:
+    """Whether no micro-batch may be cut to one sample: BatchNorm cannot take statistics over it (it
+    raises where a channel has one value). A job that has such micro-batches anyway may."""
+    return plan.has_batchnorm and _smallest(plan, plan.batch) > 1
+
+
+def _smallest(plan: Plan, batch: BatchPlan) -> int:
+    """The fewest samples that BatchNorm takes statistics over."""
+    return batch.smallest_round(plan.ranks.value if plan.sync_batchnorm.value else 1)
+
+
+def why_not_smaller(plan: Plan) -> str:
+    """Why the micro-batch cannot be cut any more."""
+    if plan.batch.largest_slot > 1 and _keeps_two(plan):
+        where = "over the ranks" if plan.sync_batchnorm.value else "in every micro-batch"
+        return (
+            f"it is not cut below {plan.batch.largest_slot}: BatchNorm needs more than 1 sample "
+            f"{where}"
+        )
+    return "it cannot be cut: it holds 1 sample"
+
+
+def recompute_activations(plan: Plan) -> Plan | None:
+    """The same plan with activation checkpointing; None when it is on, when there is nothing to
+    recompute, or when the job does not leave it open."""
+    if plan.activation_checkpointing.value or not plan.may_recompute:
+        return None
+    reason = "a rank ran out of memory and the micro-batch cannot be cut"
+    return with_memory(
+        replace(
+            plan,
+            revision=plan.revision + 1,
+            activation_checkpointing=Decision(True, reason),
+        )
     )
 
 
@@ -89,37 +135,55 @@ def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:
     return changed
 
 
-def largest_micro_batch(batch: BatchPlan) -> int:
-    """Samples of the largest micro-batch of a run: the last step of an epoch may hold it."""
-    steps = (0, batch.steps_per_epoch - 1)
-    return max(slot.stop - slot.start for step in steps for slot in batch.slots_of(step))
-
-
 def what_would_fit(plan: Plan) -> list[str]:
-    """The cheapest things that would help a plan whose micro-batch cannot shrink any more."""
+    """What would help a plan whose micro-batch cannot shrink any more, the cheapest first."""
     choices = []
-    if plan.device.value == "cuda" and plan.precision.value in ("fp32", "tf32"):
+    on_gpu = plan.device.value == "cuda"
+    if on_gpu and plan.precision.value in ("fp32", "tf32"):
         choices.append("half the activations: `precision=bf16`, or fp16 on cards before Ampere")
     if plan.precision.value == "fp64" and not plan.is_recorded:  # `verify` needs it
         choices.append("half of everything: `precision=fp32`")
+    if not plan.activation_checkpointing.value:
+        choices.append(_checkpointing_would(plan))
+    choices += _sharding_would(plan)
     choices.append("a smaller input or a smaller model, by the recipe's options")
-    if plan.device.value == "cuda":
+    if on_gpu:
         choices.append("a GPU with more memory, or one that nobody else uses (`nvidia-smi`)")
-    if plan.strategy.value in ("single", "ddp"):
-        choices.append(
-            "not more ranks: each holds the whole model; activation checkpointing and sharding "
-            "are not there yet"
-        )
     return choices
 
 
-def state_bytes(plan: Plan) -> int:
-    """Weights, their average, gradients and optimizer state of one rank, at most: when every
-    parameter learns."""
-    optimizer = plan.identity.get("optimizer", {})
-    moments = 2 if optimizer.get("name") == "adamw" else int(bool(optimizer.get("momentum")))
-    copies = 2 + moments + int(plan.ema.value is not None)
-    return plan.parameters.value * _BYTES_PER_ELEMENT.get(plan.precision.value, 4) * copies
+def _checkpointing_would(plan: Plan) -> str:
+    now, then = predict_parts(plan), predict_parts(plan, is_checkpointed=True)
+    if plan.num_blocks == 0:
+        return (
+            "activation checkpointing, once the recipe says what is repeated: "
+            "`def blocks(self, model): return list(model.layers)`"
+        )
+    figures = ""
+    if now.activations is not None and then.activations is not None:
+        figures = (
+            f": activations {format_bytes(now.activations)} -> {format_bytes(then.activations)} "
+            "per micro-batch"
+        )
+    return f"activation checkpointing{figures}: `activation_checkpointing=on`"
+
+
+def _sharding_would(plan: Plan) -> list[str]:
+    if plan.strategy.value == "fsdp":
+        is_offloaded = plan.footprint is not None and plan.footprint.is_offloaded
+        offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
+        return ["more ranks: each holds less"] + ([] if is_offloaded else [offload])
+    if plan.strategy.value not in ("single", "ddp"):
+        return []
+    state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
+    over = f"over the {ranks} ranks" if plan.ranks.value > 1 else f"over {ranks} GPUs or more"
+    share = format_bytes(ceil(state / ranks))
+    return [
+        f"sharding weights, gradients and optimizer state {over}, {format_bytes(state)} -> "
+        f"{share} each (more ranks alone do not help, each holds the whole model): "
+        "`strategy=fsdp`",
+        "keeping that share in host memory, which is slow: `strategy=fsdp fsdp.offload=true`",
+    ]
 
 
 def _largest(samples: int, limit: int) -> int:

@@ -11,6 +11,7 @@ from phalanx.planner import devices
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import (
     BATCH_KEYS,
+    arithmetic_findings,
     batch_findings,
     choose_batch,
     choose_evaluate_batch,
@@ -18,10 +19,16 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
+from phalanx.planner.deepspeed import choose_offload, choose_zero_stage, deepspeed_findings
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.memory import (
+    choose_activation_checkpointing,
+    make_footprint,
+    smallest_memory,
+)
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
-from phalanx.planner.strategy import choose_strategy
+from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
 
 
@@ -36,11 +43,17 @@ def solve_plan(
         job, ranks=ranks, device=device, machine=machine, trace=trace
     )
     findings += problems
+    synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
+    findings += problems
+    if chosen.strategy.value == "deepspeed":
+        findings += deepspeed_findings(job, device=device, precision=precision.value)
     frozen = previous.global_batch_size.value if previous is not None else None
     sizes = choose_batch(job, ranks, frozen)
     if previous is not None:
         sizes, changes = keep_micro_batch(sizes, previous, ranks)
         findings += changes + ignored_batch(job, previous)
+    else:
+        findings += arithmetic_findings(job, sizes, ranks)
     batch = BatchPlan(
         trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
     )
@@ -51,7 +64,7 @@ def solve_plan(
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    findings += batch_findings(batch, ranks, trace)
+    findings += batch_findings(batch, ranks, trace, is_synced=synced.value)
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -62,8 +75,11 @@ def solve_plan(
         strategy=chosen.strategy,
         shard_ranks=chosen.shard_ranks,
         build=chosen.build,
+        zero_stage=choose_zero_stage(job, chosen.strategy.value),
+        offload=choose_offload(job, chosen.strategy.value),
         precision=precision,
         determinism=determinism,
+        sync_batchnorm=synced,
         threads=devices.choose_threads(job, placement, machine, previous),
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
@@ -101,10 +117,14 @@ def solve_plan(
             else {key: getattr(job, key) for key in BATCH_KEYS}
         ),
         has_batchnorm=trace.has_batchnorm,
+        num_blocks=trace.num_blocks,
+        footprint=make_footprint(job, trace, precision.value, chosen.strategy.value),
+        device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
-    return plan, findings
+    plan, about_memory = choose_activation_checkpointing(job, plan, previous)
+    return plan, findings + about_memory
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
@@ -175,7 +195,10 @@ def _worker_env(
 
 
 def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
+    # Only where it is on: a run from before there was such a key is one without.
+    synced = {"sync_batchnorm": True} if job.sync_batchnorm and trace.has_batchnorm else {}
     return {
+        **synced,
         "recipe": job.recipe,
         "recipe_fingerprint": trace.recipe_fingerprint,
         "options": trace.options,

@@ -40,6 +40,8 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
     asked = job.strategy
     if asked == "fsdp" and job.fsdp.offload:
         return Decision("fsdp", "strategy = fsdp, with the state in host memory (fsdp.offload)")
+    if asked == "deepspeed":
+        return Decision("deepspeed", "strategy = deepspeed")
     if ranks == 1:
         why = f" (strategy = {asked} has nothing to share)" if asked in ("ddp", "fsdp") else ""
         return Decision("single", f"one rank{why}")
@@ -51,6 +53,8 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
 def _choose_shard_ranks(
     job: Job, strategy: str, ranks: int, node_ranks: int
 ) -> tuple[Decision[int], list[Finding]]:
+    if strategy == "deepspeed":
+        return Decision(ranks, f"ZeRO spreads over all {ranks} ranks"), []
     if strategy != "fsdp":
         return Decision(1, f"{strategy} holds the whole model on every rank"), []
     asked = job.fsdp.shard_ranks
@@ -87,6 +91,8 @@ def _fsdp_on_mps(job: Job) -> Finding:
 def _choose_build(
     job: Job, strategy: str, ranks: int, machine: Machine, trace: Trace
 ) -> Decision[str]:
+    if strategy == "deepspeed":
+        return Decision("whole", "built by every rank in host memory, then handed to DeepSpeed")
     if strategy != "fsdp":
         return Decision("whole", f"{strategy} holds the whole model anyway")
     if job.fsdp.build != "auto":
@@ -99,3 +105,43 @@ def _choose_build(
     if needed <= _HOST_SHARE * there:
         return Decision("whole", f"built by every rank in host memory: {text}")
     return Decision("parts", f"one tensor at a time: {text}")
+
+
+def choose_sync_batchnorm(
+    job: Job, *, ranks: int, trace: Trace
+) -> tuple[Decision[bool], list[Finding]]:
+    """Whether BatchNorm takes its statistics over all ranks."""
+    asked = f"sync_batchnorm = {str(job.sync_batchnorm).lower()}"
+    if not trace.has_batchnorm:
+        decision = Decision(False, "the model has no BatchNorm")
+        return decision, [_nothing_to_synchronise(asked)] if job.sync_batchnorm else []
+    if not job.sync_batchnorm:
+        return Decision(False, f"{asked}: statistics are those of one micro-batch"), []
+    if ranks == 1:
+        return Decision(False, f"{asked}, but one rank has nothing to synchronise"), []
+    decision = Decision(
+        True,
+        f"{asked}: statistics over the micro-batches that {ranks} ranks run at the same time; "
+        "every forward and backward waits for all of them",
+    )
+    return decision, [_own_norms(asked, trace.own_batchnorms)] if trace.own_batchnorms else []
+
+
+def _nothing_to_synchronise(asked: str) -> Finding:
+    return Finding(
+        slug="ignored-key",
+        what="`sync_batchnorm` = true is ignored: the model has no BatchNorm",
+        why=f"{asked}; other norms take no statistics over samples",
+        fix="remove `sync_batchnorm`",
+        severity="warning",
+    )
+
+
+def _own_norms(asked: str, names: list[str]) -> Finding:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return Finding(
+        slug="own-batchnorm",
+        what=f"{len(names)} BatchNorm modules cannot be synchronised: {shown}",
+        why=f"{asked}; their class has a forward of its own, which would be lost",
+        fix="use torch's nn.BatchNorm there, or sync_batchnorm=false",
+    )

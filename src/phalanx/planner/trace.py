@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from phalanx.planner.footprint import Line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +24,36 @@ class Trace:
     parameters: int
     trainable_parameters: int
     parameter_bytes: int
+    trainable_bytes: int | None = None
     has_batchnorm: bool
+    own_batchnorms: list[str] = field(default_factory=list)
+    """Those with a forward of their own, which cannot be synchronised."""
+    num_blocks: int = 0
+    """Repeated parts of the model, which can be checkpointed, sharded and compiled one by one."""
+    largest_block_bytes: int = 0
+    """Weights of the largest of them."""
+    outside_bytes: int = 0
+    """Weights in none of them."""
     metric: str
     metric_mode: str
     fetch_s: float | None = None
     """Seconds to fetch one sample in a batch, as measured on this machine."""
+    input_bytes: int | None = None
+    """Of one sample, as it reaches the device."""
+    activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
+    """By `fp32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
+    checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
+    """The same with the blocks recomputed in backward."""
+    activations_unknown: str | None = None
+    """Why the model could not be run on tensors without values."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Trace:
-        return cls(**record)
+        lines = {
+            name: {kind: read_lines(pairs) for kind, pairs in record.get(name, {}).items()}
+            for name in ("activation_bytes", "checkpointed_bytes")
+        }
+        return cls(**{**record, **lines})

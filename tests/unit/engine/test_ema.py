@@ -201,7 +201,7 @@ def test_it_follows_the_optimizer(fused):
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=0.1, fused=fused
     )
-    average.follow(optimizer)
+    optimizer.register_step_post_hook(average.after_step)
     expected = tensors_of(average)["head.weight"].clone()
     for step in range(3):
         train(model, optimizer, 1, seed=step)
@@ -215,7 +215,7 @@ def test_a_step_that_overflowed_does_not_count_on_the_cpu(fused):
     model, average = make()
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=0.1, fused=fused)
-    average.follow(optimizer)
+    optimizer.register_step_post_hook(average.after_step)
     precision = Precision("fp16", CPU)
     precision.scaler.scale(sum(p.sum() for p in learning) * 1.0).backward()
     learning[0].grad.fill_(torch.inf)
@@ -243,7 +243,7 @@ def adopted(model, optimizer):
 def begin(kind, dtype=torch.float32):
     model, average = make(kind, dtype, warmup=True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    average.follow(optimizer)
+    optimizer.register_step_post_hook(average.after_step)
     return model, optimizer, average
 
 

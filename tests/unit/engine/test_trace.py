@@ -98,6 +98,16 @@ def test_a_trace_has_the_facts_of_the_recipe(make):
     assert found.options == {"samples": 6, "shift": 0.0, "width": 5}
 
 
+def test_norms_with_a_forward_of_their_own_are_named(make):
+    assert trace(make()).own_batchnorms == []
+    line = (
+        "norm = nn.BatchNorm1d(2); "
+        "norm.__class__ = type('Own', (nn.BatchNorm1d,), {'forward': lambda self, x: x}); "
+        "return nn.Sequential(norm, nn.SyncBatchNorm(2))"
+    )
+    assert trace(make(model=line)).own_batchnorms == ["0"]
+
+
 def test_digits_is_traced():
     found = trace("digits")
     assert (found.num_samples, found.num_test_samples) == (1437, 360)

@@ -90,6 +90,8 @@ def test_a_job_written_out_loads_again(write):
         ("star=*x", "options.star", "*x"),
         ("schedule.warmup=5%", "schedule.warmup", Interval(count=5, unit="percent")),
         ("optimizer={name: sgd}", "optimizer.name", "sgd"),
+        ("activation_checkpointing=on", "activation_checkpointing", "on"),
+        ("activation_checkpointing=false", "activation_checkpointing", "off"),
     ],
 )
 def test_override_sets_the_key_it_names(text, key, value):

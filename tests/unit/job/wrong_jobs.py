@@ -80,6 +80,17 @@ def _recipe_without_class(folder: Path) -> str:
     return "job.yaml"
 
 
+def _deepspeed(content: str) -> Callable[[Path], str]:
+    """A good job with a DeepSpeed file of this content."""
+
+    def make(folder: Path) -> str:
+        (folder / "ds_config.json").write_text(content)
+        (folder / "job.yaml").write_text(GOOD + "deepspeed: {config: ds_config.json}\n")
+        return "job.yaml"
+
+    return make
+
+
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
     for old, new in zip("abcdefgh", "bcdefghi", strict=True)
@@ -95,6 +106,24 @@ _LOAD = (
         ("`optimizer.weight_decay`", "job.yaml:6", "optimizer.weight_decay: 0.2"),
     ),
     ("unknown key far from all", GOOD + "zzz: 3\n", ("unknown-key",), ("options.zzz", ":4")),
+    (
+        "DeepSpeed file missing",
+        GOOD + "deepspeed: {config: nowhere.json}\n",
+        ("deepspeed-file",),
+        ("nowhere.json", "job.yaml:4"),
+    ),
+    (
+        "DeepSpeed file is no JSON",
+        _deepspeed('{"zero_optimization": {"stage": 2,}}'),
+        ("deepspeed-json",),
+        ("ds_config.json:1:", "json.tool"),
+    ),
+    (
+        "DeepSpeed file against the job",
+        _deepspeed('{"train_batch_size": 32,\n "amp": {"enabled": true}, "stage": 2}'),
+        ("deepspeed-contradiction", "deepspeed-refused", "deepspeed-key"),
+        ("64 in the job and 32", "job.yaml:3", "ds_config.json:1", "ds_config.json:2"),
+    ),
     (
         "key of a section at the top",
         GOOD + "learning_rate: 0.1\n",
@@ -270,6 +299,12 @@ _RULES = (
         GOOD + "strategy: fsdp\ndeterminism: exact\n",
         ("exact-sharded",),
         ("strategy: ddp", "job.yaml:4", "job.yaml:5"),
+    ),
+    (
+        "exact and synchronised",
+        GOOD + "sync_batchnorm: true\ndeterminism: exact\n",
+        ("exact-synced",),
+        ("sync_batchnorm: false", "job.yaml:4", "job.yaml:5"),
     ),
     ("no GPU ids", GOOD + "devices: {gpus: []}\n", ("gpu-ids",), ("empty", "job.yaml:4")),
     (

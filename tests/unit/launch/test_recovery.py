@@ -90,6 +90,22 @@ def test_a_model_that_does_not_fit_is_not_tried_with_smaller_micro_batches(plan)
     assert "before any micro-batch" in does_not_fit(plan, failure("start")).what
 
 
+def test_checkpointing_comes_after_the_last_cut(plan):
+    plan = dataclasses.replace(plan, may_recompute=True, num_blocks=3, has_batchnorm=True)
+    changes = []
+    while (revision := revise_plan(plan, failure())) is not None:
+        plan = revision.plan
+        changes.append(revision)
+    assert all("micro_batch_size" in revision.changes for revision in changes[:-1])
+    assert changes[-1].changes["activation_checkpointing"] == {"old": False, "new": True}
+    assert "BatchNorm needs more than 1 sample" in changes[-1].reason
+    assert plan.micro_batch_size.value == 3  # the last step's 29 samples by 2 would leave one over
+    finding = does_not_fit(plan, failure())
+    assert finding.what.startswith("a micro-batch of 3 samples does not fit")
+    assert "BatchNorm needs more than 1 sample" in finding.why
+    assert "activation_checkpointing" not in finding.fix
+
+
 def test_one_sample_that_does_not_fit_names_what_would_help(plan):
     tried = [plan]
     while (revision := revise_plan(tried[-1], failure())) is not None:

@@ -109,3 +109,14 @@ def test_a_side_can_be_cut(make_job, make_trace, load_machine):
     assert smaller.plan.batch.num_slots == 16
     assert smaller.plan.accumulation.value == 8
     assert smaller.job.micro_batch_size == 4
+
+
+def test_batchnorm_is_compared_without_synchronising(make_job, make_trace, load_machine):
+    job, place = make_job(devices={"cpu": 2}, sync_batchnorm=True), load_machine("cpu")
+    trace = make_trace(has_batchnorm=True)
+    plan, _ = solve_plan(job, place, trace)
+    assert plan.sync_batchnorm.value
+    one, many, findings = comparable_sides(job, place, trace, plan, steps=5)
+    assert not one.plan.sync_batchnorm.value
+    assert not many.plan.sync_batchnorm.value
+    assert [(f.slug, f.severity) for f in findings] == [("verify-unsynced", "note")]

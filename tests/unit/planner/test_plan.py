@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from phalanx.planner.footprint import Line
 from phalanx.planner.plan import Decision, Plan
 
 
@@ -41,6 +42,8 @@ def test_the_digest_changes_with_any_value(solve, name):
         changed = Decision(other(value.value), value.reason)
     elif name == "resume_from":
         changed = "runs/x"
+    elif name == "footprint":
+        changed = replace(value, kept=[Line(1, 2)])
     else:
         changed = other(value)
     assert replace(plan, **{name: changed}).digest() != plan.digest()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.planner.batch import BatchPlan
+from phalanx.planner.footprint import Line
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import (
     ALLOCATOR_VARIABLE,
@@ -15,9 +16,9 @@ from phalanx.planner.revise import (
     grow_segments,
     halve_evaluate_batch,
     halve_micro_batch,
-    largest_micro_batch,
-    state_bytes,
+    recompute_activations,
     what_would_fit,
+    why_not_smaller,
 )
 
 
@@ -39,7 +40,7 @@ def test_the_micro_batch_is_halved_and_nothing_else_of_the_step_changes(plan):
         "micro_batch_size": {"old": 8, "new": 4},
         "accumulation": {"old": 1, "new": 2},
     }
-    assert "halved from 8" in revised.micro_batch_size.reason
+    assert "cut from 8" in revised.micro_batch_size.reason
     assert revised.accumulation.reason == "64 = 4 micro x 2 accumulation x 8 ranks"
     assert revised.identity == plan.identity
 
@@ -63,9 +64,9 @@ def test_the_largest_micro_batch_really_shrinks(samples, total, micro, ranks):
     plan = _bare_plan(samples, total, min(micro, total), ranks)
     revised = halve_micro_batch(plan)
     if revised is None:
-        assert largest_micro_batch(plan.batch) == 1
+        assert plan.batch.largest_slot == 1
     else:
-        assert largest_micro_batch(revised.batch) < largest_micro_batch(plan.batch)
+        assert revised.batch.largest_slot < plan.batch.largest_slot
         assert revised.batch.steps_per_epoch == plan.batch.steps_per_epoch
         assert revised.global_batch_size == plan.global_batch_size
 
@@ -76,7 +77,7 @@ def test_a_half_that_leaves_the_largest_as_it_is_is_halved_again():
 
 
 def test_the_last_step_of_an_epoch_may_hold_the_largest():
-    assert largest_micro_batch(BatchPlan(19, 10, 9)) == 9  # 5, 5, then 9
+    assert BatchPlan(19, 10, 9).largest_slot == 9  # 5, 5, then 9
 
 
 def test_the_evaluation_batch_is_halved_on_its_own(plan):
@@ -128,15 +129,71 @@ def test_resume_on_more_ranks_never_takes_a_larger_micro_batch(solve):
 def test_what_would_help_depends_on_the_plan(solve):
     on_gpu = "; ".join(what_would_fit(solve("8xa100", precision="fp32")[0]))
     assert "precision=bf16" in on_gpu
-    assert "not more ranks" in on_gpu
+    assert "blocks(self, model)" in on_gpu
     assert "precision=bf16" not in "; ".join(what_would_fit(solve("8xa100", precision="bf16")[0]))
-    assert "GPU" not in "; ".join(what_would_fit(solve("cpu")[0]))
+    assert "GPU with more" not in "; ".join(what_would_fit(solve("cpu")[0]))
 
 
-def test_state_is_counted_by_optimizer_and_precision(solve):
-    assert state_bytes(solve("cpu", precision="fp32")[0]) == 1000 * 4 * 4
-    assert state_bytes(solve("cpu", precision="fp64")[0]) == 1000 * 8 * 4
-    assert state_bytes(solve("cpu", optimizer={"name": "sgd"})[0]) == 1000 * 4 * 3
+def test_what_would_help_has_the_predicted_figures(solve):
+    keys = {"precision": "bf16", "micro_batch_size": 4, "activation_checkpointing": "off"}
+    plan = solve("8xa100", trace=LARGE, **keys)[0]
+    checkpointing, sharding, offload, *rest = what_would_fit(plan)
+    assert "activations 3.0 GiB -> 512.0 MiB per micro-batch" in checkpointing
+    assert "`activation_checkpointing=on`" in checkpointing
+    assert "16.0 GiB -> 2.0 GiB" in sharding
+    assert "`strategy=fsdp`" in sharding
+    assert "fsdp.offload=true" in offload
+    assert rest
+    keys["activation_checkpointing"] = "on"
+    assert "sharding" in what_would_fit(solve("8xa100", trace=LARGE, **keys)[0])[0]
+
+
+GIB = 2**30
+LARGE = {
+    "parameters": GIB,
+    "trainable_parameters": GIB,
+    "parameter_bytes": 4 * GIB,
+    "trainable_bytes": 4 * GIB,
+    "num_blocks": 12,
+    "activation_bytes": {"bf16": [Line(GIB, GIB // 2)]},
+    "checkpointed_bytes": {"bf16": [Line(0, GIB // 8)]},
+}
+
+
+def test_checkpointing_is_turned_on_where_the_job_leaves_it_open(solve):
+    plan = solve("8xa100", trace=LARGE, micro_batch_size=4)[0]
+    assert plan.activation_checkpointing.value is False
+    revised = recompute_activations(plan)
+    assert changes_between(plan, revised) == {
+        "activation_checkpointing": {"old": False, "new": True},
+        "memory_bytes": {"old": 19 * GIB, "new": 16 * GIB + GIB // 2},
+    }
+    assert Plan.from_json(revised.to_json()) == revised
+    assert recompute_activations(revised) is None
+    again = solve("8xa100", trace=LARGE, micro_batch_size=4, previous=revised)[0]
+    assert again.activation_checkpointing.value is True, "resume keeps it"
+    for keys in ({"activation_checkpointing": "off"}, {"trace": {"num_blocks": 0}}):
+        assert recompute_activations(solve("8xa100", **{"trace": LARGE, **keys})[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("total", "micro", "sizes"),
+    [
+        (64, 8, [8, 4, 2]),
+        (15, 8, [8, 4, 3]),  # 2 would give 1 and seven of 2, 3 gives five of 3
+        (64, 1, [1]),  # the job's own
+        (5, 2, [2, 1]),  # the job has micro-batches of 1 and 2 already
+    ],
+)
+def test_batchnorm_keeps_two_samples(solve, total, micro, sizes):
+    trace = {"has_batchnorm": True, "num_samples": 20 * total}
+    plan = solve("1xt4", global_batch_size=total, micro_batch_size=micro, trace=trace)[0]
+    found = []
+    while plan is not None:
+        found.append(plan.micro_batch_size.value)
+        last, plan = plan, halve_micro_batch(plan)
+    assert found == sizes
+    assert ("BatchNorm" in why_not_smaller(last)) is (sizes[-1] > 1)
 
 
 def _bare_plan(samples, total, micro, ranks):
@@ -149,4 +206,4 @@ def _bare_plan(samples, total, micro, ranks):
         "ranks": ranks,
     }
     settings = {name: Decision(values.get(name, 0), "test") for name in names}
-    return Plan(**{**settings, "shrunk": {}})
+    return Plan(**{**settings, "shrunk": {}, "identity": {}})

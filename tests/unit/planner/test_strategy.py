@@ -2,6 +2,8 @@
 
 import pytest
 
+from phalanx.planner.revise import halve_micro_batch
+
 GIB = 2**30
 
 
@@ -57,3 +59,52 @@ def test_a_model_too_large_for_the_host_is_built_in_parts(
     assert plan.build.value == expected
     if expected == "parts" and "fsdp" not in changes:
         assert "8 ranks x 200.0 GiB" in plan.build.reason
+
+
+def test_batchnorm_is_synchronised_on_request(solve):
+    norm = {"has_batchnorm": True}
+    plan, findings = solve("2x4090", sync_batchnorm=True, trace=norm)
+    assert plan.sync_batchnorm.value is True
+    assert "2 ranks" in plan.sync_batchnorm.reason
+    assert findings == []
+    assert plan.identity["sync_batchnorm"] is True, "another curve: not to be changed on resume"
+    plan, _ = solve("2x4090", trace=norm)
+    assert plan.sync_batchnorm.value is False
+    assert "sync_batchnorm" not in plan.identity, "runs from before go on"
+    plan, findings = solve("1xt4", sync_batchnorm=True, trace=norm)
+    assert plan.sync_batchnorm.value is False
+    assert "one rank has nothing to synchronise" in plan.sync_batchnorm.reason
+    assert findings == []
+
+
+def test_a_model_without_batchnorm_ignores_the_wish(solve):
+    plan, (finding,) = solve("2x4090", sync_batchnorm=True)
+    assert plan.sync_batchnorm.value is False
+    assert (finding.slug, finding.severity) == ("ignored-key", "warning")
+
+
+def test_a_norm_with_a_forward_of_its_own_is_refused(solve):
+    trace = {"has_batchnorm": True, "own_batchnorms": ["stem.norm"]}
+    _, (finding,) = solve("2x4090", sync_batchnorm=True, trace=trace)
+    assert (finding.slug, finding.severity) == ("own-batchnorm", "error")
+    assert "stem.norm" in finding.what
+    assert solve("2x4090", trace=trace)[1] == []
+
+
+def test_one_sample_on_each_rank_is_enough_together(solve):
+    keys = {"global_batch_size": 4, "micro_batch_size": 1, "devices": {"cpu": 2}}
+    trace = {"has_batchnorm": True, "num_samples": 64}
+    assert [f.slug for f in solve("cpu", trace=trace, **keys)[1]] == ["batchnorm-of-one"]
+    assert solve("cpu", trace=trace, sync_batchnorm=True, **keys)[1] == []
+    # 65 samples: the last one is alone.
+    trace = {**trace, "num_samples": 65}
+    (finding,) = solve("cpu", trace=trace, sync_batchnorm=True, **keys)[1]
+    assert "the ranks together hold 1 sample" in finding.what
+
+
+def test_out_of_memory_may_leave_one_sample_on_each_rank(solve):
+    keys = {"global_batch_size": 8, "micro_batch_size": 2, "devices": {"cpu": 2}}
+    trace = {"has_batchnorm": True, "num_samples": 64}
+    assert halve_micro_batch(solve("cpu", trace=trace, **keys)[0]) is None
+    plan = solve("cpu", trace=trace, sync_batchnorm=True, **keys)[0]
+    assert halve_micro_batch(plan).micro_batch_size.value == 1

@@ -15,6 +15,7 @@ from phalanx.engine.optimizer_state import OptimizerState, named_state, put_stat
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
+from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Term
@@ -93,6 +94,11 @@ class Strategy:
         self.precision = precision
         self.clip_norm = clip_norm
 
+    def synchronise(self, statistics: BatchStatistics) -> None:
+        """BatchNorm takes its statistics over all ranks: forward and backward wait for them."""
+        self.is_lockstep = True
+        statistics.is_silent = lambda: self.is_idle
+
     def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:
         """Whatever must run and be thrown away before the first step."""
         return []
@@ -159,6 +165,10 @@ class Strategy:
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def follow_updates(self, hook: Callable[..., None]) -> None:
+        """Call a hook after each update, with the arguments of torch's hooks after a step."""
+        self.optimizer.register_step_post_hook(hook)
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients on this rank that the optimizer is going to use."""

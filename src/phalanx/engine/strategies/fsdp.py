@@ -33,6 +33,7 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import local_part, shard_of
 from phalanx.engine.strategies.base import StepSums, Strategy
+from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
 from phalanx.recipe.interface import Recipe
@@ -46,15 +47,19 @@ def make_fsdp(
     *,
     shard_ranks: int,
     build: str,
+    adapt: Callable[[nn.Module], None] = lambda model: None,
 ) -> Fsdp:
-    """The strategy with the recipe's model, built whole on every rank's host or in parts."""
+    """The strategy with the recipe's model, built whole on every rank's host or in parts; `adapt`
+    gets it before it is sharded."""
     if build == "whole":
         model = precision.convert(recipe.model())
+        adapt(model)
         strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
         _move_whole(model, process.device)
         return strategy
     blueprint = _draw(recipe)
     model = precision.convert(blueprint.model)
+    adapt(model)
     strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
     blueprint.make_room(torch.device("cpu") if job.offload else process.device)
     named = [*model.named_parameters(), *model.named_buffers()]
@@ -124,6 +129,10 @@ class Fsdp(Strategy):
         if precision.scaler.is_enabled():
             precision.scaler = _ShardScaler(self.process)
         super().adopt(optimizer, precision, clip_norm)
+
+    def synchronise(self, statistics: BatchStatistics) -> None:
+        super().synchronise(statistics)
+        self._buffers.is_synced = True
 
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}

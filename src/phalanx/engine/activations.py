@@ -1,0 +1,195 @@
+"""What a micro-batch takes besides the model: a forward and backward on tensors without values.
+
+Fake tensors have shapes and no memory, so this needs no GPU, no time to speak of and no room for
+the model. Every storage is counted from the operator that makes it to the moment it is freed: what
+backward keeps, what is there for a moment, and with checkpointing what is recomputed. Gradients of
+parameters are taken away as they come, because they are counted with the model.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phalanx.engine.as_cuda import HALF, as_cuda
+from phalanx.engine.blocks import find_blocks
+from phalanx.engine.data import choose_fetch, map_tensors
+from phalanx.engine.recompute import recompute_in_backward
+from phalanx.planner.footprint import Line, upper_lines
+from phalanx.recipe.interface import Batch, Recipe, leaves
+
+# A prime that divides few sizes of models: a tensor whose number of elements it divides belongs to
+# the batch, any other one does not grow with it.
+_SAMPLES = 23
+_PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass
+class Activations:
+    """Bytes by precision, each as lines over the samples of a micro-batch whose largest counts."""
+
+    kept: dict[str, list[Line]] = field(default_factory=dict)
+    checkpointed: dict[str, list[Line]] = field(default_factory=dict)
+    """With the blocks recomputed in backward; empty without blocks."""
+    input_bytes: int | None = None
+    """Of one sample."""
+    unknown: str | None = None
+    """Why nothing is known."""
+
+
+def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activations:
+    """Activations of a recipe's loss. The model is spoiled by it: its tensors become fake."""
+    ids = np.arange(_SAMPLES, dtype=np.int64) % len(data)
+    batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    found = Activations(input_bytes=sum(tensor.nbytes for tensor in tensors) // _SAMPLES)
+    # A tensor that is no buffer stays behind on another device: then the model is built once more.
+    for is_built in (False, True):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
+                _measure(recipe, fake, batch, keys, mode, found)
+        except Exception as error:
+            if found.unknown is None:
+                text = " ".join(str(error).split())
+                found.unknown = f"{type(error).__name__}: {text[:200]}"
+        else:
+            found.unknown = None
+            return found
+    return Activations(input_bytes=found.input_bytes, unknown=found.unknown)
+
+
+def _measure(
+    recipe: Recipe,
+    model: nn.Module,
+    batch: Batch,
+    keys: Tensor,
+    mode: FakeTensorMode,
+    found: Activations,
+) -> None:
+    batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_forget_gradient)  # type: ignore[no-untyped-call]
+    for name in _PRECISIONS:
+        found.kept[name] = _lines(recipe, model, batch, keys, mode, name)
+    blocks = find_blocks(recipe, model)
+    if blocks:
+        recompute_in_backward(blocks, watch_buffers=False)
+        for name in _PRECISIONS:
+            found.checkpointed[name] = _lines(recipe, model, batch, keys, mode, name)
+
+
+def _forget_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _lines(
+    recipe: Recipe,
+    model: nn.Module,
+    batch: Batch,
+    keys: Tensor,
+    mode: FakeTensorMode,
+    precision: str,
+) -> list[Line]:
+    is_autocast = precision == "bf16"
+    live = _Live(model)
+    with mode, live, as_cuda(is_autocast=is_autocast):
+        with torch.autocast("cpu", HALF, enabled=is_autocast):
+            sums = [term.sum for term in recipe.loss(model, batch, keys).values()]
+            objective = sum(sums[1:], sums[0])
+        del sums
+        if objective.requires_grad:
+            torch.autograd.backward(objective)
+    return live.lines()
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that are alive, apart from the model's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        tensors = [*model.parameters(), *model.buffers()]
+        self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._sizes = {tensor.numel() for tensor in tensors}
+        self._alive: dict[int, tuple[Any, int, bool]] = {}
+        self._fixed = self._batched = 0
+        self._front: list[tuple[int, int]] = []
+        """The moments that count for some size of a micro-batch: no other has more of both."""
+
+    def lines(self) -> list[Line]:
+        return upper_lines(
+            [Line(fixed, batched // _SAMPLES) for fixed, batched in sorted(self._front)]
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, Tensor):
+                self._count(value)
+        return out
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive or key in self._ignored:
+            return
+        size = storage.nbytes()
+        elements = size // tensor.element_size()
+        # A parameter in another dtype, and its gradient, have as many elements as the parameter.
+        is_batched = elements % _SAMPLES == 0 and elements not in self._sizes
+        self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
+        self._add(size, is_batched)
+        now = (self._fixed, self._batched)
+        if not any(now[0] <= fixed and now[1] <= batched for fixed, batched in self._front):
+            self._front = [f for f in self._front if f[0] > now[0] or f[1] > now[1]]
+            self._front.append(now)
+
+    def _free(self, key: int) -> None:
+        _, size, is_batched = self._alive.pop(key)
+        self._add(-size, is_batched)
+
+    def _add(self, size: int, is_batched: bool) -> None:
+        if is_batched:
+            self._batched += size
+        else:
+            self._fixed += size
+
+
+def _made_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """The model with a tensor without values in place of every parameter and buffer; those that
+    were shared stay shared."""
+    made: dict[int, Tensor] = {}
+    with mode:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _fake_like(tensor)
+                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    return model
+
+
+def _fake_like(tensor: Tensor) -> Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _built_fake(recipe: Recipe, mode: FakeTensorMode) -> nn.Module:
+    with mode:
+        return recipe.model()

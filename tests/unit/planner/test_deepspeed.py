@@ -1,0 +1,74 @@
+"""What a plan says of DeepSpeed, and what DeepSpeed is told."""
+
+import pytest
+
+from phalanx.planner.deepspeed import deepspeed_settings
+from phalanx.planner.revise import halve_micro_batch
+
+CONFIG = {
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": False}},
+    "fp16": {"initial_scale_power": 12},
+    "wall_clock_breakdown": True,
+}
+
+
+def settings(make_job, solve, **keys):
+    keys = {"strategy": "deepspeed", "devices": {"cpu": 2}, **keys}
+    job = make_job(**keys)
+    plan, _ = solve("cpu", **keys)
+    return deepspeed_settings(job, plan), plan
+
+
+def test_the_defaults_are_stage_2_without_offload(make_job, solve):
+    told, plan = settings(make_job, solve, optimizer={"clip_norm": 0.5})
+    assert (plan.zero_stage.value, plan.offload.value) == (2, None)
+    assert told["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1000}
+    assert (told["bf16"], told["fp16"]) == ({"enabled": False}, {"enabled": False})
+    assert (told["gradient_clipping"], told["train_micro_batch_size_per_gpu"]) == (0.5, 32)
+    assert told["zero_allow_untested_optimizer"] is True
+    assert told["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_what_the_file_says_is_handed_on_beside_the_plan(make_job, solve):
+    told, plan = settings(make_job, solve, precision="fp16", deepspeed={"config": CONFIG})
+    assert (plan.zero_stage.value, plan.offload.value) == (3, "weights")
+    assert told["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": False}
+    assert told["fp16"] == {"initial_scale_power": 12, "enabled": True}
+    assert told["wall_clock_breakdown"] is True
+    assert "offload_optimizer" not in told["zero_optimization"]
+    # A run that continues may take an offload back: nothing of it is left.
+    rest = {"zero_optimization": {"offload_param": {"pin_memory": False}}}
+    told, _ = settings(make_job, solve, deepspeed={"offload_optimizer": True, "config": rest})
+    assert told["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert "offload_param" not in told["zero_optimization"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "accumulation", "is_managed"),
+    [
+        (2, False, 1, True),
+        (2, False, 4, True),
+        (2, True, 1, True),
+        (2, True, 4, False),
+        (1, True, 4, True),  # with `overlap_comm` DeepSpeed would refuse
+    ],
+)
+def test_passes_added_up_in_host_memory_are_counted_here(
+    make_job, solve, stage, offload, accumulation, is_managed
+):
+    deepspeed = {"offload_optimizer": offload, "stage": stage}
+    keys = {"gradient_accumulation": accumulation, "deepspeed": deepspeed}
+    told, plan = settings(make_job, solve, **keys)
+    assert told["managed_gradient_accumulation"] is is_managed
+    if offload and accumulation == 1:  # also when a rank ran out of memory since
+        job = make_job(strategy="deepspeed", devices={"cpu": 2}, **keys)
+        cut = halve_micro_batch(plan)
+        assert deepspeed_settings(job, cut)["managed_gradient_accumulation"] is False
+
+
+def test_gradients_in_fp32_at_stage_1_are_refused(solve):
+    types = {"data_types": {"grad_accum_dtype": "fp32"}}
+    keys = {"strategy": "deepspeed", "precision": "bf16", "devices": {"cpu": 2}}
+    for stage, slugs in ((1, ["deepspeed-gradients"]), (2, [])):
+        _, findings = solve("cpu", deepspeed={"stage": stage, "config": types}, **keys)
+        assert [finding.slug for finding in findings] == slugs

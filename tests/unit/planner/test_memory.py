@@ -1,0 +1,108 @@
+"""What a rank needs memory for, and when activations are recomputed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.planner.footprint import Line, upper_lines
+from phalanx.planner.memory import predict_parts
+
+MIB = 2**20
+GIB = 2**30
+TRACE = {
+    "num_blocks": 12,
+    "parameters": 100 * MIB,
+    "trainable_parameters": 25 * MIB,
+    "parameter_bytes": 400 * MIB,
+    "trainable_bytes": 100 * MIB,
+    "input_bytes": MIB,
+    "activation_bytes": {"fp32": [Line(0, 2 * GIB)], "bf16": [Line(GIB, GIB)]},
+    "checkpointed_bytes": {"fp32": [Line(0, GIB)], "bf16": [Line(GIB, 0), Line(0, GIB // 4)]},
+}
+
+
+@pytest.mark.parametrize(("asked", "is_on"), [("on", True), (True, True), ("off", False)])
+def test_activations_are_recomputed_when_asked(solve, asked, is_on):
+    plan, findings = solve("cpu", activation_checkpointing=asked, trace={"num_blocks": 12})
+    assert plan.activation_checkpointing.value is is_on
+    assert "12 blocks" in plan.activation_checkpointing.reason
+    assert findings == []
+
+
+def test_a_model_without_blocks_is_a_finding_when_asked(solve):
+    plan, (finding,) = solve("cpu", activation_checkpointing="on")
+    assert plan.activation_checkpointing.value is False
+    assert (finding.slug, finding.severity) == ("no-blocks", "warning")
+    assert "blocks(self, model)" in finding.fix
+    plan, findings = solve("cpu", activation_checkpointing="auto")
+    assert "no repeated part" in plan.activation_checkpointing.reason
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("micro", "is_on", "says"),
+    [
+        # 2 x 4090 with 24 GiB, of which 85 % are 20.4: 1 GiB, 1 GiB a sample and 0.7 of the rest.
+        (18, False, "19.7 GiB without it, which is within 85 % of 24.0 GiB"),
+        (19, True, "20.7 GiB without it, more than 85 % of 24.0 GiB; 5.5 GiB with it"),
+    ],
+)
+def test_auto_goes_by_the_prediction(solve, micro, is_on, says):
+    keys = {"global_batch_size": 2 * micro, "micro_batch_size": micro, "trace": TRACE}
+    plan, _ = solve("2x4090", **keys)
+    assert plan.activation_checkpointing.value is is_on
+    assert says in plan.activation_checkpointing.reason
+    assert plan.may_recompute
+    cpu, _ = solve("cpu", **keys)
+    assert cpu.activation_checkpointing.value is False, "CPU memory is not watched"
+
+
+def test_memory_is_predicted_by_part(solve):
+    keys = {"global_batch_size": 16, "micro_batch_size": 4, "ema": {"decay": 0.9}, "trace": TRACE}
+    plan, _ = solve("2x4090", precision="bf16", **keys)
+    parts = predict_parts(plan)
+    # Frozen weights have no gradient, no moments and no average; 8 samples a step and 8 ahead.
+    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 0, 16 * MIB, 5 * GIB)
+    assert plan.memory_bytes.value == parts.total == 816 * MIB + 5 * GIB
+    for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
+        assert text in plan.memory_bytes.reason
+    assert predict_parts(plan, is_checkpointed=True).activations == GIB
+    plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **keys)
+    assert predict_parts(plan)[:4] == (800 * MIB, 200 * MIB, 200 * MIB, 200 * MIB)
+    assert predict_parts(plan).activations == 16 * GIB
+
+
+def test_shards_are_predicted_with_what_is_gathered(solve):
+    trace = {**TRACE, "largest_block_bytes": 20 * MIB, "outside_bytes": 40 * MIB}
+    keys = {"global_batch_size": 16, "micro_batch_size": 4, "trace": trace, "strategy": "fsdp"}
+    # Two blocks and the rest in 16 bits, and the gradients of a block.
+    held = (200 * MIB, 50 * MIB, 100 * MIB, 0, 60 * MIB)
+    parts = predict_parts(solve("2x4090", **keys)[0])
+    assert parts[:5] == held
+    assert parts.activations == 5 * GIB - 200 * MIB, "no copies of the weights in 16 bits"
+    parts = predict_parts(solve("2x4090", fsdp={"offload": True}, **keys)[0])
+    assert parts[:5] == (0, 0, 0, 0, 60 * MIB)
+    parts = predict_parts(solve("2x4090", fsdp={"reshard_after_forward": False}, **keys)[0])
+    assert parts.gathered == 220 * MIB
+
+
+def test_exact_keeps_gradients_for_each_level_of_the_tree(solve):
+    keys = {"global_batch_size": 8, "micro_batch_size": 1, "devices": {"cpu": 2}, "trace": TRACE}
+    plan, _ = solve("cpu", determinism="exact", **keys)  # 4 slots on each rank
+    assert predict_parts(plan).gradients == 5 * 100 * MIB
+
+
+def test_unknown_activations_are_said(solve):
+    plan, _ = solve("2x4090", trace={"num_blocks": 3, "activations_unknown": "it calls .item()"})
+    assert "activations are not counted: it calls .item()" in plan.memory_bytes.reason
+    assert "could not be predicted" in plan.activation_checkpointing.reason
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12))
+def test_hidden_lines_are_left_out_and_none_else(pairs):
+    lines = [Line(*pair) for pair in pairs]
+    upper = upper_lines(lines)
+    for samples in range(1, 120):
+        assert max(line.at(samples) for line in upper) == max(line.at(samples) for line in lines)
+    assert len(upper) == len(set(upper))
+    assert set(upper) <= set(lines)
