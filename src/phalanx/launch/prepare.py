@@ -42,6 +42,8 @@ AskTrace = Callable[[str, dict[str, Any]], tuple[Trace | None, list[Finding]]]
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
 
+_ABOUT_THIS_MACHINE = ("deepspeed-missing",)  # of a job's Findings, what is installed here
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -85,6 +87,8 @@ def prepare(
         overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
     loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
+    if is_elsewhere:
+        problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
     _raise_if_errors(problems)
     job = loaded.job.model_copy(update=_absolute(loaded.job))
     machine, trace, found = _look(
@@ -97,7 +101,7 @@ def prepare(
     if adapt is not None:
         job = adapt(job, machine)
         loaded = replace(loaded, job=job)
-    findings = [*problems, *found, *_judge_gpus(loaded, machine)]
+    findings = [*problems, *found, *_judge_gpus(loaded, machine, is_elsewhere=is_elsewhere)]
     _raise_if_errors(findings)
     if trace is None:
         raise UserError(findings)
@@ -250,7 +254,7 @@ def _refuse_elsewhere(prepared: Prepared) -> None:
             Finding(
                 slug="several-nodes",
                 what=f"the plan is for {machine.nodes} nodes, training uses 1 node so far",
-                why=f"the machine is `{machine.host}`, with {prepared.plan.ranks.value} ranks in "
+                why=f"the machine is `{machine.title}`, with {prepared.plan.ranks.value} ranks in "
                 "all; ranks are started on the node at hand only",
                 fix="train on one node: leave the machine out, or describe one node",
             )
@@ -259,16 +263,21 @@ def _refuse_elsewhere(prepared: Prepared) -> None:
         raise UserError(
             Finding(
                 slug="other-machine",
-                what=f"the plan is for `{machine.host}`, which is not this machine",
+                what=f"the plan is for `{machine.title}`, which is not this machine",
                 why="it was made for a machine that was described, not for what is here",
                 fix="phalanx train without a machine plans for the one at hand",
             )
         )
 
 
-def _judge_gpus(loaded: LoadedJob, machine: Machine) -> list[Finding]:
+def _judge_gpus(loaded: LoadedJob, machine: Machine, *, is_elsewhere: bool) -> list[Finding]:
     ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
-    return gpu_findings(loaded, ids, cuda_visible_devices=machine.cuda_visible_devices)
+    return gpu_findings(
+        loaded,
+        ids,
+        cuda_visible_devices=machine.cuda_visible_devices,
+        where=f"`{machine.title}`" if is_elsewhere else "this machine",
+    )
 
 
 def _relevant(findings: list[Finding]) -> list[Finding]:

@@ -217,6 +217,17 @@ class Machine:
         return tuple(sorted(seen, key=lambda gpu: gpu.cuda_index or 0))
 
     @property
+    def title(self) -> str:
+        """The machine in a few words: as it was described, or its name and its GPUs."""
+        if self.assumed:
+            return self.host
+        kinds: dict[str, int] = {}
+        for gpu in self.visible_gpus:
+            kinds[gpu.name] = kinds.get(gpu.name, 0) + 1
+        cards = " and ".join(f"{count}x {name}" for name, count in kinds.items())
+        return f"{self.host} ({cards or self.accelerator})"
+
+    @property
     def accelerator(self) -> Literal["cuda", "mps", "cpu"]:
         """The kind of device training runs on here."""
         if self.torch is not None and self.torch.cuda_available and self.visible_gpus:
