@@ -1,6 +1,8 @@
 """`phalanx plan` for machines that are not at hand, `--why` and `--sweep`."""
 
 import json
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -9,24 +11,29 @@ from phalanx.errors import UserError
 from phalanx.launch import prepare as preparing
 from phalanx.launch import sweep as sweeping
 from phalanx.launch.trace import trace_recipe
-from tests.cli.command import MACHINES, run_cli
+from phalanx.machine import cannot_train
+from tests.cli.command import MACHINES, fixture_machine, run_cli
 
-_ANSWERS = {}
+
+@cache
+def digits():
+    """What the recipe answers, asked once: it takes a process with torch in it."""
+    trace, findings = trace_recipe("digits", {})
+    assert trace is not None, findings
+    return trace
 
 
 @pytest.fixture(autouse=True)
 def asked(tmp_path, monkeypatch):
-    """In an empty folder; a recipe is asked once for all these tests. Gives the options asked."""
+    """In an empty folder, with the recipe's remembered answer; gives the options it is asked."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
     def ask(spec, options):
+        assert spec == "digits"
         given.append(options)
-        key = json.dumps([spec, options], sort_keys=True)
-        if key not in _ANSWERS:
-            _ANSWERS[key] = trace_recipe(spec, options)
-        return _ANSWERS[key]
+        return replace(digits(), options=options), []
 
     monkeypatch.setattr(preparing, "trace_recipe", ask)
     monkeypatch.setattr(sweeping, "trace_recipe", ask)
@@ -105,6 +112,14 @@ def test_a_file_of_a_machine_and_the_plan_that_holds_one(tmp_path):
     assert (got["ranks"], got["precision"]) == (16, "fp16")
 
 
+def test_what_was_wrong_there_once_does_not_stop_a_plan(tmp_path):
+    machine = fixture_machine("2x4090")
+    full = replace(machine, output=replace(machine.output, free_bytes=0, writable=False))
+    assert cannot_train(full)
+    (tmp_path / "machine.json").write_text(json.dumps(full.to_json()))
+    assert choices("--machine", "machine.json")["ranks"] == 2
+
+
 def test_gpus_that_machine_has_not():
     done = run_cli("plan", "digits", "--machine", "2x 4090", "--gpus", "4")
     assert done.code == 2
@@ -156,9 +171,9 @@ def test_why_takes_a_job_key_too():
 
 
 def test_why_of_an_unknown_choice():
-    done = run_cli("plan", "digits", "--machine", "2x 4090", "--why", "precison")
+    done = run_cli("plan", "digits", "--machine", "2x 4090", "--why", "micro_batch")
     assert done.code == 2
-    assert "did you mean `precision`?" in done.err
+    assert "did you mean `micro_batch_size`?" in done.err
 
 
 def test_sweep_over_machines_asks_the_recipe_once(asked):
