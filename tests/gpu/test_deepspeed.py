@@ -28,7 +28,8 @@ JOB = (
     f"recipe: {RECIPE}\nsteps: 12\nglobal_batch_size: 10\nmicro_batch_size: 3\nprecision: fp32\n"
     "seed: 7\noptimizer: {lr: 0.01, clip_norm: 1.0}\nema: {decay: 0.9}\ndeterminism: resume\n"
     "logging: {every: 1, tensorboard: false}\ncheckpoint: {every: null}\n"
-    "options: {blocks: 2, gain: true, batchnorm: true, cast: true}\ndevices: {gpus: [0]}\n"
+    # No BatchNorm: over two samples it turns the last bits of fp32 into other signs.
+    "options: {blocks: 2, gain: true, cast: true}\ndevices: {gpus: [0]}\n"
 )
 
 

@@ -18,6 +18,7 @@ from tests.ranks.runs import (
     weights,
 )
 from tests.ranks.test_parity import plain_loop
+from tests.ranks.test_sync_batchnorm import rounds_of
 
 TOLERANCE = 5e-6  # losses near 7 have a spacing of 5e-7 in fp32; 12 steps of AdamW
 OPTIONS = {"blocks": 2, "gain": True, "cast": True}
@@ -45,8 +46,13 @@ def zero(folder, stage, *, ranks, options=None, **changes):
 
 
 def assert_close(run, options, **sizes):
-    expected_losses, expected_weights = plain_loop(options, dtype=torch.float32, **sizes)
+    norms = []
+    expected_losses, expected_weights = plain_loop(
+        options, dtype=torch.float32, norms=norms, **sizes
+    )
     assert list(losses(run).values()) == pytest.approx(expected_losses, rel=0, abs=TOLERANCE)
+    # Clipping and AdamW both hide gradients of a wrong size.
+    assert [step["grad_norm"] for step in events(run, "step")] == pytest.approx(norms, rel=1e-5)
     found = weights(run)
     assert found.keys() == expected_weights.keys()
     for name, tensor in expected_weights.items():
@@ -54,8 +60,12 @@ def assert_close(run, options, **sizes):
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=TOLERANCE, msg=name)
 
 
+def events(run, kind):
+    return [event.data for event in read_events(run.events) if event.kind == kind]
+
+
 def findings(run):
-    return [e.data["finding"]["slug"] for e in read_events(run.events) if e.kind == "finding"]
+    return [event["finding"]["slug"] for event in events(run, "finding")]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,11 @@ def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
         pytest.param(1, 2, {}, {"global_batch_size": 18}, id="accumulation-3"),
         pytest.param(3, 2, {}, {"global_batch_size": 18}, id="accumulation-3-cut"),
         pytest.param(2, 2, {"late_weight": True}, {"offload": True}, id="late-weight"),
-        pytest.param(2, 2, {"batchnorm": True}, {}, id="batchnorm"),
+        # Over two samples BatchNorm would leave rounding error alone of a gradient.
+        pytest.param(
+            2, 2, {"batchnorm": True}, {"global_batch_size": 20, "micro_batch_size": 10}, id="norms"
+        ),
+        pytest.param(3, 2, {}, {"activation_checkpointing": "on"}, id="recomputed"),
         pytest.param(1, 2, {"unused": True, "frozen": True}, {}, id="unused-and-frozen"),
         pytest.param(3, 2, {"unused": True, "frozen": True}, {}, id="unused-and-frozen-cut"),
         # ZeRO alone would lose gradients of a layer that the last pass of a step does not reach,
@@ -87,7 +101,8 @@ def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
 )
 def test_every_kind_of_recipe_equals_a_plain_loop(pool, tmp_path, stage, ranks, options, changes):
     run = train(pool, zero(tmp_path, stage, ranks=ranks, options=options, **changes), ranks=ranks)
-    assert_close(run, OPTIONS | options, global_batch=changes.get("global_batch_size", 10))
+    sizes = {"global_batch": changes.get("global_batch_size", 10)}
+    assert_close(run, OPTIONS | options, micro=changes.get("micro_batch_size", 3), **sizes)
     # The pass before the first step has 2 samples.
     is_unused = "unused" in options or options.get("sometimes") == 3
     assert findings(run) == (["unused-parameters"] if is_unused else [])
@@ -96,27 +111,36 @@ def test_every_kind_of_recipe_equals_a_plain_loop(pool, tmp_path, stage, ranks, 
     assert ("seldom.weight:exp_avg" in state) == ("sometimes" in options)
 
 
+def test_norms_over_all_ranks_equal_one_rank_with_all_samples_of_a_round(pool, tmp_path):
+    # 20 samples in slots of 5: 2 ranks run 2 rounds of 10.
+    options = {"batchnorm": True, "dropout": 0.0}
+    sizes = {"global_batch_size": 20, "micro_batch_size": 5, "sync_batchnorm": True}
+    run = train(pool, zero(tmp_path, 3, ranks=2, options=options, **sizes), ranks=2)
+    together = rounds_of(2)
+    assert_close(run, OPTIONS | options, global_batch=20, micro=5, together=together)
+
+
 def averages(run):
     return load_file(run.checkpoints / "latest" / "ema" / "model.safetensors")
 
 
-def test_the_average_equals_that_of_one_rank(pool, tmp_path):
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_average_equals_that_of_one_rank(pool, tmp_path, stage):
     # In two optimizer groups: ZeRO steps each on its own, and the average must move once.
     changes = {"options": OPTIONS | {"groups": True}, "ema": EMA, "precision": "fp32"}
     one = train(pool, make_run(tmp_path / "one", ranks=1, **changes), ranks=1)
-    many = train(pool, zero(tmp_path / "many", 2, ranks=2, **changes), ranks=2)
+    many = train(pool, zero(tmp_path / "many", stage, ranks=2, **changes), ranks=2)
     assert averages(one).keys() == averages(many).keys()
     for name, tensor in averages(one).items():
         torch.testing.assert_close(averages(many)[name], tensor, rtol=0, atol=TOLERANCE)
-    figures = [
-        [e.data["metrics"]["loss"] for e in read_events(run.events) if e.kind == "evaluate"]
-        for run in (one, many)
-    ]
+    # The averages are evaluated: ZeRO must gather them, and afterwards the weights again.
+    figures = [[e["metrics"]["loss"] for e in events(run, "evaluate")] for run in (one, many)]
     assert figures[1] == pytest.approx(figures[0], rel=0, abs=TOLERANCE)
+    assert losses(many) == pytest.approx(losses(one), rel=0, abs=TOLERANCE)
 
 
 def scales(run):
-    return [e.data["loss_scale"] for e in read_events(run.events) if e.kind == "step"]
+    return [step["loss_scale"] for step in events(run, "step")]
 
 
 def state(run):
@@ -204,7 +228,7 @@ def test_bf16_begins_with_the_fp32_weights_of_every_strategy(pool, tmp_path):
 
 def test_bf16_keeps_fp32_weights_and_frozen_ones_in_bf16(pool, tmp_path):
     # Every norm layer has narrow weights here, BatchNorm among them.
-    options = {"batchnorm": True, "frozen": True}
+    options = {"batchnorm": True, "blocks": 0, "frozen": True}
     run = zero(tmp_path, 3, ranks=2, precision="bf16", options=options)
     train(pool, run, ranks=2)
     expected_losses, expected = plain_loop(OPTIONS | options, dtype=torch.float32)

@@ -31,11 +31,13 @@ def plain_loop(
     steps=12,
     seed=7,
     dtype=torch.float64,
+    norms=None,
     after_step=lambda model, step: None,
     together=lambda slots: [[slot] for slot in slots],
 ):
     """What a person would write for one device, with nothing of the engine but the order;
-    `together` says which slots make up one forward."""
+    `together` says which slots make up one forward. The norm of the gradients of each step goes
+    into `norms`, if that is a list."""
     recipe = load_recipe(RECIPE, options)
     torch.manual_seed(make_key(seed, INIT) & (1 << 62) - 1)
     model = recipe.model().to(dtype)
@@ -65,7 +67,9 @@ def plain_loop(
         gradients = torch.autograd.grad(loss, learning, allow_unused=True)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        if norms is not None:
+            norms.append(norm.item())
         optimizer.step()
         after_step(model, step)
         seen.append(loss.item())

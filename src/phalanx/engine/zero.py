@@ -118,11 +118,9 @@ class ZeroPartitions:
         if not self._is_cut:
             zero.update_lp_params()
             return
-        zero._partition_all_parameters()  # gathered copies of the old values
+        zero._partition_all_parameters()  # lets go of gathered copies of the old values
         for index in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(index)
-        if zero.persistent_parameters:  # small ones, which ZeRO never lets go of
-            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def clear_gradients(self) -> None:
         """Forget gradients that ZeRO keeps in buffers of its own. It overwrites them only where a

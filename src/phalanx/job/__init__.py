@@ -1,8 +1,9 @@
 """What was asked: the job, read from a file and overrides, and checked."""
 
+from phalanx.job.device_rules import gpu_findings, ranks_asked
 from phalanx.job.load import LoadedJob, Override, load_job, parse_override
 from phalanx.job.origin import Origin
-from phalanx.job.rules import check_job, gpu_findings, ranks_asked
+from phalanx.job.rules import check_job
 from phalanx.job.schema import Interval, Job
 
 __all__ = [

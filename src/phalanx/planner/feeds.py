@@ -12,7 +12,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "gpus": _DEVICES,
     "ranks": _DEVICES,
     "backend": ("devices.backend",),
-    "strategy": ("strategy", "fsdp.offload"),
+    "strategy": ("strategy", "fsdp.offload", "precision", "determinism"),
     "shard_ranks": ("fsdp.shard_ranks", "strategy"),
     "build": ("fsdp.build", "strategy"),
     "zero_stage": ("deepspeed.stage", "strategy"),

@@ -13,7 +13,7 @@ from phalanx.planner.footprint import Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
 
-_FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
+FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
 def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Footprint:
@@ -27,8 +27,9 @@ def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Foo
     average = max(trainable, 4 * trace.trainable_parameters)  # kept in fp32 or wider
     optimizer = job.optimizer
     traced = "bf16" if is_half else "fp32"
-    # Gathered weights are in 16 bits already: autocast makes no copies of them.
-    copies = trace.parameter_bytes // 2 if is_sharded and is_half else 0
+    # The weights that a block runs with are in 16 bits already: autocast makes no copies of them.
+    is_narrow = is_half and strategy in ("fsdp", "deepspeed")
+    copies = trace.parameter_bytes // 2 if is_narrow else 0
     return Footprint(
         weight_bytes=wide * trace.parameter_bytes,
         trainable_bytes=wide * trainable,
@@ -75,7 +76,8 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
-        shards=plan.shard_ranks.value,
+        # ZeRO spreads some parts and not others: its footprint is that of one rank already.
+        shards=1 if plan.strategy.value == "deepspeed" else plan.shard_ranks.value,
     )
 
 
@@ -145,8 +147,8 @@ def _by_prediction(plan: Plan, previous: Plan | None) -> Decision[bool]:
     without = predict_parts(plan, is_checkpointed=False)
     if without.activations is None:
         return Decision(False, "auto: activations could not be predicted")
-    limit = f"{round(100 * _FULL)} % of {format_bytes(plan.device_bytes)}"
-    if without.total <= _FULL * plan.device_bytes:
+    limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+    if without.total <= FULL * plan.device_bytes:
         return Decision(
             False, f"auto: {format_bytes(without.total)} without it, which is within {limit}"
         )

@@ -173,6 +173,8 @@ def _sharding_would(plan: Plan) -> list[str]:
         is_offloaded = plan.footprint is not None and plan.footprint.is_offloaded
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
         return ["more ranks: each holds less"] + ([] if is_offloaded else [offload])
+    if plan.strategy.value == "deepspeed":
+        return _zero_would(plan)
     if plan.strategy.value not in ("single", "ddp"):
         return []
     state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
@@ -184,6 +186,20 @@ def _sharding_would(plan: Plan) -> list[str]:
         "`strategy=fsdp`",
         "keeping that share in host memory, which is slow: `strategy=fsdp fsdp.offload=true`",
     ]
+
+
+def _zero_would(plan: Plan) -> list[str]:
+    kept = plan.offload.value or ""
+    choices = ["more ranks: each holds less"]
+    if plan.zero_stage.value != 3:
+        choices.append("spreading the weights too: `deepspeed.stage=3`")
+    elif "weights" not in kept:
+        choices.append("weights in host memory, which is slow: `deepspeed.offload_parameters=true`")
+    if "optimizer" not in kept:
+        choices.append(
+            "optimizer state in host memory, which is slow: `deepspeed.offload_optimizer=true`"
+        )
+    return choices
 
 
 def _largest(samples: int, limit: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from phalanx.errors import Finding
@@ -19,7 +20,12 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
-from phalanx.planner.deepspeed import choose_offload, choose_zero_stage, deepspeed_findings
+from phalanx.planner.deepspeed import (
+    choose_offload,
+    choose_zero_stage,
+    deepspeed_findings,
+    zero_footprint,
+)
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import (
     choose_activation_checkpointing,
@@ -39,9 +45,7 @@ def solve_plan(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
-    chosen, problems = choose_strategy(
-        job, ranks=ranks, device=device, machine=machine, trace=trace
-    )
+    chosen, problems = choose_strategy(job, placement, machine, trace, precision.value)
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
@@ -123,6 +127,8 @@ def solve_plan(
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
+    if plan.strategy.value == "deepspeed" and plan.footprint is not None:
+        plan = replace(plan, footprint=zero_footprint(plan.footprint, job, plan, trace))
     plan, about_memory = choose_activation_checkpointing(job, plan, previous)
     return plan, findings + about_memory
 

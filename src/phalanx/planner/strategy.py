@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
+from phalanx.planner.devices import Placement
+from phalanx.planner.memory import FULL, make_footprint, smallest_memory
 from phalanx.planner.plan import Decision
 from phalanx.planner.trace import Trace
 
@@ -23,12 +25,12 @@ class StrategyChoice:
 
 
 def choose_strategy(
-    job: Job, *, ranks: int, device: str, machine: Machine, trace: Trace
+    job: Job, placement: Placement, machine: Machine, trace: Trace, precision: str
 ) -> tuple[StrategyChoice, list[Finding]]:
     """The strategy for a number of ranks, and what speaks against it."""
-    strategy = _choose(job, ranks)
-    # Several nodes are GPU nodes, each with as many ranks.
-    node_ranks = max(1, ranks // machine.nodes) if device == "cuda" else ranks
+    ranks, device = placement.ranks.value, placement.device.value
+    strategy = _choose(job, ranks, _too_large(job, placement, trace, precision))
+    node_ranks = placement.node_ranks
     shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks, node_ranks)
     if strategy.value == "fsdp" and device == "mps":
         findings.append(_fsdp_on_mps(job))
@@ -36,7 +38,24 @@ def choose_strategy(
     return StrategyChoice(strategy, shard_ranks, build), findings
 
 
-def _choose(job: Job, ranks: int) -> Decision[str]:
+def _too_large(job: Job, placement: Placement, trace: Trace, precision: str) -> str | None:
+    """Why a rank cannot hold the whole model, with one sample at a time; None when it can."""
+    there = smallest_memory(placement.cards)
+    if there is None or job.determinism == "exact":
+        return None
+    footprint = make_footprint(job, trace, precision, "ddp")
+    needed = footprint.parts(
+        micro_batch=1, samples=1, is_checkpointed=footprint.checkpointed is not None
+    ).total
+    if needed <= FULL * there:
+        return None
+    return (
+        f"{format_bytes(needed)} with one sample at a time on every rank, more than "
+        f"{round(100 * FULL)} % of {format_bytes(there)}"
+    )
+
+
+def _choose(job: Job, ranks: int, too_large: str | None) -> Decision[str]:
     asked = job.strategy
     if asked == "fsdp" and job.fsdp.offload:
         return Decision("fsdp", "strategy = fsdp, with the state in host memory (fsdp.offload)")
@@ -47,6 +66,8 @@ def _choose(job: Job, ranks: int) -> Decision[str]:
         return Decision("single", f"one rank{why}")
     if asked != "auto":
         return Decision(asked, f"strategy = {asked}")
+    if too_large is not None:
+        return Decision("fsdp", f"auto: ddp would need {too_large}")
     return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 
 

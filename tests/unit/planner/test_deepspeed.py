@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.planner.deepspeed import deepspeed_settings
-from phalanx.planner.revise import halve_micro_batch
+from phalanx.planner.memory import predict_parts
+from phalanx.planner.revise import halve_micro_batch, what_would_fit
 
 CONFIG = {
     "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": False}},
@@ -72,3 +73,33 @@ def test_gradients_in_fp32_at_stage_1_are_refused(solve):
     for stage, slugs in ((1, ["deepspeed-gradients"]), (2, [])):
         _, findings = solve("cpu", deepspeed={"stage": stage, "config": types}, **keys)
         assert [finding.slug for finding in findings] == slugs
+
+
+MIB = 2**20
+SIZES = {"parameters": 8 * MIB, "parameter_bytes": 32 * MIB}
+SIZES |= {"trainable_parameters": 4 * MIB, "trainable_bytes": 16 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "weights", "optimizer", "gathered"),
+    [
+        # bf16: 16 MiB of the model's own, 8 of gradients; fp32: 16 MiB, half of it on each rank.
+        (1, False, 16 + 8, 16, 16 + 8),
+        (2, False, 16 + 8, 16, 16),
+        (2, True, 16, 0, 16),
+        (3, False, 8 + 8, 16, 16 + 16),
+        (3, True, 0, 0, 16 + 16),
+    ],
+)
+def test_memory_is_that_of_a_share(solve, stage, offload, weights, optimizer, gathered):
+    settings = {"stage": stage, "offload_optimizer": offload}
+    settings["offload_parameters"] = offload and stage == 3
+    keys = {"strategy": "deepspeed", "precision": "bf16", "deepspeed": settings}
+    plan, _ = solve("2x4090", trace=SIZES, **keys)
+    parts = predict_parts(plan)
+    found = [size // MIB for size in (parts.weights, parts.optimizer, parts.gathered)]
+    assert found == [weights, optimizer, gathered]
+    wishes = " ".join(what_would_fit(plan))
+    assert ("deepspeed.stage=3" in wishes) == (stage < 3)
+    assert ("deepspeed.offload_optimizer=true" in wishes) != offload
+    assert ("deepspeed.offload_parameters=true" in wishes) == (stage == 3 and not offload)

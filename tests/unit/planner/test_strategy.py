@@ -108,3 +108,16 @@ def test_out_of_memory_may_leave_one_sample_on_each_rank(solve):
     assert halve_micro_batch(solve("cpu", trace=trace, **keys)[0]) is None
     plan = solve("cpu", trace=trace, sync_batchnorm=True, **keys)[0]
     assert halve_micro_batch(plan).micro_batch_size.value == 1
+
+
+def test_a_state_too_large_for_one_gpu_is_sharded(solve):
+    # 40e9 bytes of fp32 weights; with gradients and AdamW's moments 160e9, on 80 GiB.
+    large = {"parameters": 10**10, "trainable_parameters": 10**10, "parameter_bytes": 4 * 10**10}
+    plan, _ = solve("8xa100", trace=large)
+    assert chosen(plan) == ("fsdp", 8, "nccl")
+    assert "ddp would need 149.0 GiB" in plan.strategy.reason
+    assert "85 % of 80.0 GiB" in plan.strategy.reason
+    plan, _ = solve("8xa100", trace=large, strategy="ddp")
+    assert plan.strategy.value == "ddp", "a wish is a wish"
+    plan, _ = solve("1xt4", trace=large)
+    assert plan.strategy.value == "single"

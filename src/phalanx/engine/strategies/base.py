@@ -45,16 +45,19 @@ class LossModule(nn.Module):
         self.model = model
         self.reachable = [p for p in model.parameters() if p.requires_grad]
         """Parameters that get a gradient; DDP takes the others out."""
+        self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered anew inside, for a strategy whose own forward leaves the caller's."""
         self._recipe = recipe
 
     def forward(
         self, batch: Batch, keys: torch.Tensor | None, is_evaluation: bool = False
     ) -> Mapping[str, Any] | torch.Tensor:
-        if is_evaluation:
-            return self._recipe.evaluate(self.model, batch)
-        if keys is None:
-            return nothing(self.reachable)
-        return self._recipe.loss(self.model, batch, keys)
+        with self.autocast():
+            if is_evaluation:
+                return self._recipe.evaluate(self.model, batch)
+            if keys is None:
+                return nothing(self.reachable)
+            return self._recipe.loss(self.model, batch, keys)
 
 
 def nothing(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard
 from phalanx.engine.strategies.base import StepSums, Strategy
+from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.engine.zero import ZeroPartitions
 from phalanx.errors import Finding, UserError
@@ -66,6 +67,7 @@ class Deepspeed(Strategy):
 
     def adopt(self, optimizer: Optimizer, precision: Precision, clip_norm: float | None) -> None:
         super().adopt(optimizer, precision, clip_norm)
+        self.bare_loss.autocast = precision.autocast  # DeepSpeed turns it off on CUDA
         deepspeed = import_deepspeed(self.process)
         if precision.half is not None:
             widen_norms(self.model)
@@ -116,6 +118,10 @@ class Deepspeed(Strategy):
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.process.device)
+
+    def synchronise(self, statistics: BatchStatistics) -> None:
+        super().synchronise(statistics)
+        self._buffers.is_synced = True
 
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
         """One pass that is thrown away, to see which buffers forward changes and which parameters

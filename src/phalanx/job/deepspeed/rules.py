@@ -45,7 +45,7 @@ def check_deepspeed(loaded: LoadedJob) -> Iterator[Finding]:
             slug="deepspeed-fp64",
             what="DeepSpeed keeps weights in fp32, the job asks for fp64",
             why=loaded.said("precision", "strategy"),
-            fix=loaded.line_for("precision", "fp32"),
+            fix="precision=fp32, or strategy=fsdp, which has fp64",
         )
 
 
