@@ -44,13 +44,18 @@ _MAX_GPUS, _MAX_NODES = 64, 10_000
 _GIB = 1 << 30
 
 _DEVICES = re.compile(
-    r"(?:(?P<nodes>\d+)\s*nodes?\s*(?:x|of|\*|each)?\s*)?(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>\S.*)",
+    r"(?:(?P<nodes>\d{1,9})\s*nodes?\s*(?:x|of|\*)?\s*)?"
+    r"(?:(?P<count>\d{1,9})\s*[x*]\s*)?(?P<name>\S.*)",
     re.IGNORECASE,
 )
-_NETWORK = re.compile(r"(?P<rate>\d+(?:\.\d+)?)\s*G(?P<unit>b|B|bit)(?:/s|ps|it/s)", re.ASCII)
+_NETWORK = re.compile(
+    r"(?P<rate>\d{1,9}(?:\.\d{1,9})?)\s*G(?P<unit>b|B|bit)(?:/s|ps|it/s)", re.ASCII
+)
 _LINK = re.compile(r"(?:pci[\s-]?e[\s-]*(?:gen)?\s*(?P<generation>\d)?|nvlink)", re.IGNORECASE)
-_CORES = re.compile(r"(?P<cores>\d+)\s*(?:cpu\s*)?cores?", re.IGNORECASE)
-_MEMORY = re.compile(r"(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>[GT])i?B(?:\s*ram)?", re.IGNORECASE)
+_CORES = re.compile(r"(?P<cores>\d{1,9})\s*(?:cpu\s*)?cores?", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"(?P<size>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[GT])i?B(?:\s*ram)?", re.IGNORECASE
+)
 
 
 def parse_machine(text: str) -> Machine:

@@ -137,6 +137,14 @@ def test_wrong_words_are_answered_with_examples(text, word):
         assert example in finding.fix
 
 
+@given(text=st.text(alphabet="0123456789x, nodesGb/HT4.\0-", max_size=40) | st.just("9" * 5000))
+def test_no_text_is_a_crash(text):
+    try:
+        assert parse_machine(text).host == text.strip()
+    except UserError as error:
+        assert all(finding.fix for finding in error.findings)
+
+
 def test_all_problems_at_once():
     slugs = [finding.slug for finding in problems("8x H300, 3 cups, 1 Gb/s")]
     assert slugs == ["unknown-gpu", "machine-words", "machine-words"]
