@@ -7,6 +7,7 @@ from tests.ranks.runs import assert_same_bits, losses, make_run, train
 
 # Dropout and BatchNorm inside the blocks; 4 slots a step.
 OPTIONS = {"batchnorm": True, "blocks": 3}
+ZERO = {"precision": "fp32", "deepspeed": {"stage": 3}}
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ OPTIONS = {"batchnorm": True, "blocks": 3}
         pytest.param(2, {}, id="ddp"),
         pytest.param(2, {"determinism": "exact"}, id="exact"),
         pytest.param(3, {"strategy": "fsdp"}, id="fsdp"),
+        pytest.param(2, {"strategy": "deepspeed", **ZERO}, id="deepspeed"),
     ],
 )
 def test_recomputing_changes_no_bit(pool, tmp_path, ranks, changes):
@@ -24,7 +26,7 @@ def test_recomputing_changes_no_bit(pool, tmp_path, ranks, changes):
         run = make_run(
             tmp_path / word,
             ranks=ranks,
-            options=OPTIONS,
+            options={**OPTIONS, "cast": "precision" in changes},
             steps=6,
             activation_checkpointing=word,
             **changes,

@@ -113,10 +113,10 @@ def test_no_rank_grows_beyond_its_share(pool, tmp_path):
     name = "tests.ranks.test_shard_memory"
     saved = pool.run(f"{name}:save", ranks=4, timeout_s=120, folder=str(tmp_path))
     for (built, peak), _ in saved:
-        assert WEIGHTS / 4 < built < limit(WEIGHTS / 4) < WEIGHTS
-        assert STATE / 4 < peak < limit(STATE / 4) < STATE
+        assert built < limit(WEIGHTS / 4) < WEIGHTS
+        assert peak < limit(STATE / 4) < STATE
     loaded = pool.run(f"{name}:load", ranks=2, timeout_s=120, folder=str(tmp_path))
     for peak, _ in loaded:
-        assert STATE / 2 < peak < limit(STATE / 2) < STATE
+        assert peak < limit(STATE / 2) < STATE
     expected, got = total([d for _, d in saved]), total([d for _, d in loaded])
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-9)

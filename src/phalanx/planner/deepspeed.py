@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
-from phalanx.planner.footprint import Footprint
 from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.trace import Trace
 
 _SPREAD = {
     1: "optimizer state is spread over the ranks",
@@ -18,8 +15,7 @@ _SPREAD = {
     3: "optimizer state, gradients and weights are spread over the ranks",
 }
 
-_BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
-_LIVE = 1_000_000_000  # elements kept gathered at stage 3, likewise
+BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
 
 
 def choose_zero_stage(job: Job, strategy: str) -> Decision[int | None]:
@@ -80,7 +76,7 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
     zero = settings.setdefault("zero_optimization", {})
     zero["stage"] = plan.zero_stage.value
     # DeepSpeed allocates the whole bucket, 2 GB by default: more than the model has is waste.
-    zero.setdefault("reduce_bucket_size", min(_BUCKET, plan.parameters.value))
+    zero.setdefault("reduce_bucket_size", min(BUCKET, plan.parameters.value))
     offloaded = {
         "offload_optimizer": job.deepspeed.offload_optimizer,
         "offload_param": job.deepspeed.offload_parameters,
@@ -105,34 +101,6 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def zero_footprint(whole: Footprint, job: Job, plan: Plan, trace: Trace) -> Footprint:
-    """What one rank holds under ZeRO: its share of the fp32 weights and of the optimizer's state,
-    unless they are in host memory; the model's own weights and gradients, whole or a share."""
-    ranks, stage = plan.ranks.value, job.deepspeed.stage
-    zero = deepspeed_settings(job, plan)["zero_optimization"]
-    is_half = plan.precision.value in ("bf16", "fp16")
-    own, gradients = (
-        size // 2 if is_half else size for size in (whole.weight_bytes, whole.trainable_bytes)
-    )
-    element = 2 if is_half else 4
-    gathered = zero["reduce_bucket_size"] * element * (2 if zero.get("overlap_comm") else 1)
-    if stage == 1:
-        gathered += gradients
-    if stage == 3:
-        # Small models stay gathered between forward and backward.
-        live = zero.get("stage3_max_live_parameters", _LIVE)
-        gathered += min(own, live * element)
-        own = 0 if job.deepspeed.offload_parameters else own // ranks
-    share = 0 if job.deepspeed.offload_optimizer else 4 * trace.trainable_parameters // ranks
-    return replace(
-        whole,
-        weight_bytes=own + share,
-        trainable_bytes=share,
-        average_bytes=share if whole.average_bytes else 0,
-        gathered_bytes=gathered,
-    )
 
 
 def _adds_up_in_host_memory(job: Job, plan: Plan) -> bool:

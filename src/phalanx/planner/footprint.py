@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from phalanx.errors import format_bytes
@@ -52,14 +52,15 @@ class Footprint:
     """What the model takes, and a sample, in the precision and with the optimizer of a plan."""
 
     weight_bytes: int
-    trainable_bytes: int
-    """Of the weights that learn: gradients, and each copy that the optimizer keeps."""
-    optimizer_copies: int
+    gradient_bytes: int
+    optimizer_bytes: int
     average_bytes: int
+    spread: list[str] = field(default_factory=list)
+    """Parts that are spread over the ranks."""
+    offloaded: list[str] = field(default_factory=list)
+    """Parts that are kept in host memory."""
     gathered_bytes: int = 0
-    """What a sharded model gathers at once."""
-    is_offloaded: bool = False
-    """Whether weights, gradients, optimizer state and average are kept in host memory."""
+    """What a spread model gathers at once."""
     input_bytes: int = 0
     """Of one sample."""
     kept: list[Line] | None = None
@@ -80,12 +81,16 @@ class Footprint:
     ) -> Parts:
         """What the device of one rank holds, which runs `samples` samples in a step."""
         lines = self.checkpointed if is_checkpointed else self.kept
-        held = 0 if self.is_offloaded else 1
+
+        def held(part: str, size: int) -> int:
+            size = size // shards if part in self.spread else size
+            return 0 if part in self.offloaded else size
+
         return Parts(
-            weights=held * self.weight_bytes // shards,
-            gradients=held * gradient_copies * self.trainable_bytes // shards,
-            optimizer=held * self.optimizer_copies * self.trainable_bytes // shards,
-            average=held * self.average_bytes // shards,
+            weights=held("weights", self.weight_bytes),
+            gradients=held("gradients", gradient_copies * self.gradient_bytes),
+            optimizer=held("optimizer", self.optimizer_bytes),
+            average=held("average", self.average_bytes),
             gathered=self.gathered_bytes,
             inputs=2 * samples * self.input_bytes,
             activations=max(line.at(micro_batch) for line in lines) if lines else None,

@@ -9,6 +9,7 @@ from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
+from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.trace import Trace
@@ -18,39 +19,67 @@ FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragme
 
 def make_footprint(job: Job, trace: Trace, precision: str, strategy: str) -> Footprint:
     """What the model and a sample take in this precision, with the job's optimizer."""
-    is_sharded = strategy == "fsdp"
     is_half = precision in ("bf16", "fp16")
     wide = 2 if precision == "fp64" else 1  # every other one leaves the weights as they are
     trainable = trace.trainable_bytes
     if trainable is None:
         trainable = 4 * trace.trainable_parameters
     average = max(trainable, 4 * trace.trainable_parameters)  # kept in fp32 or wider
-    optimizer = job.optimizer
+    copies = 2 if job.optimizer.name == "adamw" else int(bool(job.optimizer.momentum))
+    weights, gradients = trace.parameter_bytes, trainable
+    if strategy == "deepspeed":
+        copies += 1  # ZeRO updates fp32 weights of its own
+        if is_half:
+            weights, gradients = weights // 2, gradients // 2
     traced = "bf16" if is_half else "fp32"
-    # The weights that a block runs with are in 16 bits already: autocast makes no copies of them.
-    is_narrow = is_half and strategy in ("fsdp", "deepspeed")
-    copies = trace.parameter_bytes // 2 if is_narrow else 0
+    # Where weights are in 16 bits already, autocast makes no copies of them.
+    uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     return Footprint(
-        weight_bytes=wide * trace.parameter_bytes,
-        trainable_bytes=wide * trainable,
-        optimizer_copies=2 if optimizer.name == "adamw" else int(bool(optimizer.momentum)),
+        weight_bytes=wide * weights,
+        gradient_bytes=wide * gradients,
+        optimizer_bytes=wide * copies * trainable,
         average_bytes=wide * average if job.ema.decay is not None else 0,
-        gathered_bytes=wide * _gathered(job, trace, is_half) if is_sharded else 0,
-        is_offloaded=is_sharded and job.fsdp.offload,
+        spread=_spread(job, strategy),
+        offloaded=_offloaded(job, strategy),
+        gathered_bytes=wide * _gathered(job, trace, is_half, strategy),
         input_bytes=trace.input_bytes or 0,
-        kept=_changed(trace.activation_bytes.get(traced), wide, copies),
-        checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, copies),
+        kept=_changed(trace.activation_bytes.get(traced), wide, uncopied),
+        checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, uncopied),
         unknown=trace.activations_unknown,
     )
 
 
-def _gathered(job: Job, trace: Trace, is_half: bool) -> int:
-    """The part outside of the blocks, a block and the next one; and a block's whole gradients."""
+def _spread(job: Job, strategy: str) -> list[str]:
+    everything = ["optimizer", "average", "gradients", "weights"]
+    stage = {"fsdp": 3, "deepspeed": job.deepspeed.stage}.get(strategy, 0)
+    return everything[: stage + 1] if stage else []
+
+
+def _offloaded(job: Job, strategy: str) -> list[str]:
+    if strategy == "fsdp" and job.fsdp.offload:
+        return ["weights", "gradients", "optimizer", "average"]
+    if strategy != "deepspeed":
+        return []
+    settings = job.deepspeed
+    return ["optimizer", "average"] * settings.offload_optimizer + (
+        ["weights"] * settings.offload_parameters
+    )
+
+
+def _gathered(job: Job, trace: Trace, is_half: bool, strategy: str) -> int:
+    """Weights: the part outside of the blocks, a block and the next one. Gradients: those of a
+    block before they are spread, or DeepSpeed's bucket for all of them."""
+    if strategy not in ("fsdp", "deepspeed"):
+        return 0
     block = trace.largest_block_bytes
     weights = trace.outside_bytes + 2 * block
-    if not job.fsdp.reshard_after_forward:
+    if strategy == "fsdp" and not job.fsdp.reshard_after_forward:
         weights = trace.parameter_bytes
-    return (weights // 2 if is_half else weights) + block
+    gradients = block
+    if strategy == "deepspeed":
+        gradients = min(trace.parameter_bytes, 4 * BUCKET) // (2 if is_half else 1)
+        weights = weights if job.deepspeed.stage == 3 else 0
+    return (weights // 2 if is_half else weights) + gradients
 
 
 def _changed(lines: list[Line] | None, wide: int, less: int) -> list[Line] | None:
@@ -76,8 +105,7 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
-        # ZeRO spreads some parts and not others: its footprint is that of one rank already.
-        shards=1 if plan.strategy.value == "deepspeed" else plan.shard_ranks.value,
+        shards=plan.shard_ranks.value,
     )
 
 
@@ -87,8 +115,8 @@ def _footprint_of_older(plan: Plan) -> Footprint:
     size = plan.parameters.value * (8 if plan.precision.value == "fp64" else 4)
     return Footprint(
         weight_bytes=size,
-        trainable_bytes=size,
-        optimizer_copies=2 if optimizer.get("name") == "adamw" else 1,
+        gradient_bytes=size,
+        optimizer_bytes=size * (2 if optimizer.get("name") == "adamw" else 1),
         average_bytes=size if plan.ema.value is not None else 0,
         unknown="the plan is of an earlier version",
     )

@@ -170,13 +170,11 @@ def _checkpointing_would(plan: Plan) -> str:
 
 def _sharding_would(plan: Plan) -> list[str]:
     if plan.strategy.value == "fsdp":
-        is_offloaded = plan.footprint is not None and plan.footprint.is_offloaded
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
-        return ["more ranks: each holds less"] + ([] if is_offloaded else [offload])
+        is_offloaded = plan.footprint is not None and bool(plan.footprint.offloaded)
+        return ["more ranks: each holds less", *([] if is_offloaded else [offload])]
     if plan.strategy.value == "deepspeed":
         return _zero_would(plan)
-    if plan.strategy.value not in ("single", "ddp"):
-        return []
     state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
     over = f"over the {ranks} ranks" if plan.ranks.value > 1 else f"over {ranks} GPUs or more"
     share = format_bytes(ceil(state / ranks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from phalanx.errors import Finding
@@ -24,7 +23,6 @@ from phalanx.planner.deepspeed import (
     choose_offload,
     choose_zero_stage,
     deepspeed_findings,
-    zero_footprint,
 )
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import (
@@ -127,8 +125,6 @@ def solve_plan(
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
-    if plan.strategy.value == "deepspeed" and plan.footprint is not None:
-        plan = replace(plan, footprint=zero_footprint(plan.footprint, job, plan, trace))
     plan, about_memory = choose_activation_checkpointing(job, plan, previous)
     return plan, findings + about_memory
 

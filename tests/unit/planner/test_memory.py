@@ -86,6 +86,23 @@ def test_shards_are_predicted_with_what_is_gathered(solve):
     assert parts.gathered == 220 * MIB
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # Weights and gradients in 16 bits; fp32 weights and two moments of what learns.
+        ({"stage": 1}, (200, 50, 150, 0, 200)),
+        ({"stage": 2}, (200, 25, 150, 0, 200)),
+        ({"stage": 3}, (100, 25, 150, 0, 240)),  # and two blocks and the rest, in 16 bits
+        ({"stage": 2, "offload_optimizer": True}, (200, 25, 0, 0, 200)),
+    ],
+)
+def test_zero_is_predicted_by_stage(solve, settings, expected):
+    trace = {**TRACE, "largest_block_bytes": 20 * MIB, "outside_bytes": 40 * MIB}
+    keys = {"global_batch_size": 16, "micro_batch_size": 4, "trace": trace, "precision": "bf16"}
+    plan, _ = solve("2x4090", strategy="deepspeed", deepspeed=settings, **keys)
+    assert predict_parts(plan)[:5] == tuple(size * MIB for size in expected)
+
+
 def test_exact_keeps_gradients_for_each_level_of_the_tree(solve):
     keys = {"global_batch_size": 8, "micro_batch_size": 1, "devices": {"cpu": 2}, "trace": TRACE}
     plan, _ = solve("cpu", determinism="exact", **keys)  # 4 slots on each rank

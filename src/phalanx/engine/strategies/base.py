@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.optimizer_state import OptimizerState, named_state, put_state
 from phalanx.engine.precision import Precision
@@ -78,6 +79,8 @@ class Strategy:
     optimizer: Optimizer
     precision: Precision
     clip_norm: float | None
+    _buffers: SharedBuffers
+    """Of a strategy with several ranks."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         self.model = model
@@ -100,6 +103,7 @@ class Strategy:
     def synchronise(self, statistics: BatchStatistics) -> None:
         """BatchNorm takes its statistics over all ranks: forward and backward wait for them."""
         self.is_lockstep = True
+        self._buffers.is_synced = True
         statistics.is_silent = lambda: self.is_idle
 
     def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:

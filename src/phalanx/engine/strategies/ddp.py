@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
 from phalanx.recipe.interface import Recipe
@@ -45,10 +44,6 @@ class Ddp(Strategy):
     @property
     def gradient_scale(self) -> float:
         return float(self.process.world)
-
-    def synchronise(self, statistics: BatchStatistics) -> None:
-        super().synchronise(statistics)
-        self._buffers.is_synced = True
 
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
         """Look for unused parameters, wrap, and settle the order of DDP's buckets.

@@ -33,7 +33,6 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import local_part, shard_of
 from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
 from phalanx.recipe.interface import Recipe
@@ -129,10 +128,6 @@ class Fsdp(Strategy):
         if precision.scaler.is_enabled():
             precision.scaler = _ShardScaler(self.process)
         super().adopt(optimizer, precision, clip_norm)
-
-    def synchronise(self, statistics: BatchStatistics) -> None:
-        super().synchronise(statistics)
-        self._buffers.is_synced = True
 
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
