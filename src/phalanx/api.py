@@ -10,7 +10,7 @@ from phalanx.cli.follow import Result, run_prepared
 from phalanx.diagnose.compare import TOLERANCE
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
-from phalanx.launch.prepare import Source, prepare
+from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
@@ -24,9 +24,14 @@ def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
     return machine, check_machine(machine)
 
 
-def plan(job: Source, *overrides: str, **keys: Any) -> Plan:
-    """What training a job would do. `plan("digits", epochs=3)`; raises UserError."""
-    return prepare(job, _overrides(overrides, keys)).plan
+def plan(job: Source, *overrides: str, machine: str | None = None, **keys: Any) -> Plan:
+    """What training a job would do, here or on a machine described in words.
+
+    `plan("digits", epochs=3)`, `plan("digits", machine="8x A100-80")`; raises UserError."""
+    other = other_machine(machine)
+    return prepare(
+        job, _overrides(overrides, keys), machine=other, is_elsewhere=other is not None
+    ).plan
 
 
 def train(

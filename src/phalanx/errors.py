@@ -82,8 +82,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """` (did you mean `lr`?)` for the nearest choice, or nothing when none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f" (did you mean `{near[0]}`?)" if near else ""
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    return f" (did you mean `{by_lower[near[0]]}`?)" if near else ""
 
 
 def format_bytes(count: int) -> str:

@@ -19,24 +19,58 @@ def plan(
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="WORDS",
+            help="Plan for another machine: `8x A100-80`, `2 nodes x 8x H100, 400 Gb/s`, a "
+            "machine.json or a run; `this` is the one at hand.",
+        ),
+    ] = None,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="KEY", help="Only this choice, and the job keys behind it."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=V1,V2",
+            help="One row per value of a job key, or per `machine`; `;` where values have commas.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> int:
-    """Show what training would do, and why.
+    """Show what training would do, and why; also for a machine that is not at hand.
 
-    Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01
+    Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
+    phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
     from phalanx.cli import console
-    from phalanx.launch.prepare import prepare
+    from phalanx.cli.sweep import show_sweep
+    from phalanx.cli.why import show_why
+    from phalanx.launch.prepare import other_machine, prepare
 
+    if why is not None and sweep is not None:
+        raise _two_questions(why, sweep)
+    other = other_machine(machine)
+    if sweep is not None:
+        return show_sweep(job, overrides, notes, sweep, machine=other, as_json=as_json)
     with console.working("looking at the machine and the recipe"):
-        prepared = prepare(job, overrides)
+        prepared = prepare(job, overrides, machine=other, is_elsewhere=other is not None)
     findings = [*notes, *prepared.findings]
+    if why is not None:
+        show_why(prepared, why, as_json=as_json)
+        return 0
     if as_json:
         console.say_json(
             {
                 "plan": prepared.plan.to_json(),
                 "findings": [finding.to_json() for finding in findings],
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
+                "is_elsewhere": prepared.is_elsewhere,
+                "machine": prepared.machine.to_json(),
             }
         )
         return 0
@@ -45,12 +79,30 @@ def plan(
     return 0
 
 
+def _two_questions(why: str, sweep: str) -> Exception:
+    from phalanx.errors import Finding, UserError
+
+    return UserError(
+        Finding(
+            slug="two-questions",
+            what="--why is about one plan, --sweep makes several",
+            why=f"--why {why}, --sweep {sweep}",
+            fix=f"--why {why}, or --sweep {sweep}",
+        )
+    )
+
+
 def ranks_table(prepared: Prepared) -> list[Any]:
     """The same job on other numbers of GPUs."""
     from phalanx.planner.solve import on_ranks
 
-    counts = sorted({*_SHOWN_RANKS, prepared.plan.ranks.value})
-    return [on_ranks(prepared.job, prepared.trace, ranks) for ranks in counts]
+    counts = {*_SHOWN_RANKS, prepared.plan.ranks.value}
+    if prepared.is_elsewhere:
+        machine = prepared.machine
+        total = max(machine.nodes * len(machine.visible_gpus), prepared.plan.ranks.value)
+        powers = {2**n for n in range(total.bit_length()) if 2**n <= total}
+        counts = {*powers, total, prepared.plan.ranks.value}
+    return [on_ranks(prepared.job, prepared.trace, ranks) for ranks in sorted(counts)]
 
 
 def show_plan(prepared: Prepared) -> None:
@@ -58,10 +110,12 @@ def show_plan(prepared: Prepared) -> None:
     from phalanx.cli import console
 
     plan = prepared.plan
+    if prepared.is_elsewhere:
+        _show_elsewhere(prepared)
     rows = [
         (
             name.removesuffix("_bytes").replace("_", " "),
-            _show(decision.value, name),
+            show_value(decision.value, name),
             decision.reason,
         )
         for name, decision in plan.decisions().items()
@@ -88,7 +142,25 @@ def show_plan(prepared: Prepared) -> None:
     console.say("Time is not predicted yet.", style="dim")
 
 
-def _show(value: Any, name: str) -> str:
+def _show_elsewhere(prepared: Prepared) -> None:
+    """Say on top that nothing here was seen on the machine it is for."""
+    from phalanx.cli import console
+
+    machine = prepared.machine
+    console.say(f"for another machine: {machine.title}")
+    console.say("  nothing was measured there; how long a sample takes to fetch is from here")
+    if machine.assumed:
+        console.say(f"  assumed: {'; '.join(machine.assumed)}")
+    if machine.nodes > 1:
+        speed = f"{machine.node_link_gbps:g} Gb/s" if machine.node_link_gbps else "unknown speed"
+        console.say(f"  {machine.nodes} nodes, {speed} between them; training uses 1 node so far")
+    console.say()
+
+
+def show_value(value: Any, name: str) -> str:
+    """A value of the plan or of the job as a person reads it."""
+    if value is None:
+        return "-"
     if name == "speedup":
         return f"{value:g}x"
     if name.endswith("_bytes"):

@@ -20,9 +20,13 @@ def ranks_asked(job: Job) -> int | None:
 
 
 def gpu_findings(
-    loaded: LoadedJob, gpu_ids: Sequence[int], *, cuda_visible_devices: str | None
+    loaded: LoadedJob,
+    gpu_ids: Sequence[int],
+    *,
+    cuda_visible_devices: str | None,
+    where: str = "this machine",
 ) -> list[Finding]:
-    """Whether the GPUs a job asks for are among those of this machine."""
+    """Whether the GPUs a job asks for are among those of the machine."""
     gpus = loaded.job.devices.gpus
     if gpus is None or gpus == 0:
         return []
@@ -33,7 +37,7 @@ def gpu_findings(
         return [
             Finding(
                 slug="no-gpu",
-                what=f"the job asks for GPUs ({format_value(gpus)}), this machine has 0",
+                what=f"the job asks for GPUs ({format_value(gpus)}), {where} has 0",
                 why=why,
                 fix="--cpu 2",
             )
@@ -43,7 +47,7 @@ def gpu_findings(
         return [
             Finding(
                 slug="too-few-gpus",
-                what=f"the job asks for {gpus} GPUs, this machine has {len(gpu_ids)}",
+                what=f"the job asks for {gpus} GPUs, {where} has {len(gpu_ids)}",
                 why=why,
                 fix=origin.line_for("devices.gpus", len(gpu_ids)),
             )
@@ -56,7 +60,7 @@ def gpu_findings(
         Finding(
             slug="no-such-gpu",
             what=f"GPU {', '.join(map(str, missing))} is not there, "
-            f"this machine has {', '.join(map(str, gpu_ids))}",
+            f"{where} has {', '.join(map(str, gpu_ids))}",
             why=why,
             fix=origin.line_for("devices.gpus", left),
         )

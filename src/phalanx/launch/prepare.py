@@ -22,7 +22,7 @@ from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.agent import import_torch
 from phalanx.launch.trace import trace_recipe
-from phalanx.machine import Machine, cannot_train, check_machine, probe_machine
+from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.planner.plan import Plan
 from phalanx.planner.resume import resume_findings
 from phalanx.planner.solve import solve_plan
@@ -38,8 +38,11 @@ from phalanx.run.directory import (
 )
 
 Source = str | Path | Mapping[str, Any] | Job
+AskTrace = Callable[[str, dict[str, Any]], tuple[Trace | None, list[Finding]]]
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
+
+_ABOUT_THIS_MACHINE = ("deepspeed-missing",)  # of a job's Findings, what is installed here
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Prepared:
     """Warnings and notes; errors were raised."""
     run: RunDirectory | None = None
     """The run that continues; None: a new one is made."""
+    is_elsewhere: bool = False
+    """Whether the machine is another one than this: such a job is planned, never trained."""
 
 
 def prepare(
@@ -63,12 +68,15 @@ def prepare(
     resume: str | None = None,
     accept_changes: bool = False,
     machine: Machine | None = None,
+    is_elsewhere: bool = False,
     adapt: Callable[[Job, Machine], Job] | None = None,
     will_train: bool = False,
+    ask_trace: AskTrace | None = None,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; with `will_train` what starts the ranks is
-    imported meanwhile."""
+    imported meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
+    `ask_trace` takes the place of `trace_recipe`."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
@@ -79,13 +87,21 @@ def prepare(
         overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
     loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
+    if is_elsewhere:
+        problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
     _raise_if_errors(problems)
     job = loaded.job.model_copy(update=_absolute(loaded.job))
-    machine, trace, found = _look(job, machine, will_train=will_train)
+    machine, trace, found = _look(
+        job,
+        machine,
+        is_elsewhere=is_elsewhere,
+        will_train=will_train,
+        ask_trace=ask_trace or trace_recipe,
+    )
     if adapt is not None:
         job = adapt(job, machine)
         loaded = replace(loaded, job=job)
-    findings = [*problems, *found, *_judge_gpus(loaded, machine)]
+    findings = [*problems, *found, *_judge_gpus(loaded, machine, is_elsewhere=is_elsewhere)]
     _raise_if_errors(findings)
     if trace is None:
         raise UserError(findings)
@@ -97,13 +113,20 @@ def prepare(
         findings += resume_findings(continued.plan, plan, accept_changes=accept_changes)
         plan = continued.adopt(plan)
     _raise_if_errors(findings)
-    return Prepared(job, machine, trace, plan, findings, continued.run if continued else None)
+    run = continued.run if continued else None
+    return Prepared(job, machine, trace, plan, findings, run, is_elsewhere)
+
+
+def other_machine(text: str | None) -> Machine | None:
+    """The machine to plan for instead of this one; None for this one."""
+    return None if text is None or text.strip() == "this" else parse_machine(text)
 
 
 @contextmanager
 def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
     """Make the run directory, or write the next plan revision into the one that continues, and
     hold it: a second process that wants the same run is refused before it changes anything."""
+    _refuse_elsewhere(prepared)
     run = prepared.run
     if run is None:
         run = create_run_directory(
@@ -201,25 +224,60 @@ def _absolute(job: Job) -> dict[str, Any]:
 
 
 def _look(
-    job: Job, machine: Machine | None, *, will_train: bool
+    job: Job,
+    machine: Machine | None,
+    *,
+    is_elsewhere: bool,
+    will_train: bool,
+    ask_trace: AskTrace,
 ) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
     with ThreadPoolExecutor(3) as pool:
         if will_train:
             pool.submit(import_torch)
-        tracing = pool.submit(trace_recipe, job.recipe, job.options)
+        tracing = pool.submit(ask_trace, job.recipe, job.options)
         if machine is None:
             machine = pool.submit(probe_machine, Path(job.output)).result()
         trace, findings = tracing.result()
+    if is_elsewhere:
+        return machine, trace, findings
     unfit = cannot_train(machine)
     if unfit:
         raise UserError(unfit, exit_code=ExitCode.MACHINE)
     return machine, trace, [*findings, *_relevant(check_machine(machine))]
 
 
-def _judge_gpus(loaded: LoadedJob, machine: Machine) -> list[Finding]:
+def _refuse_elsewhere(prepared: Prepared) -> None:
+    machine = prepared.machine
+    if machine.nodes > 1:
+        raise UserError(
+            Finding(
+                slug="several-nodes",
+                what=f"the plan is for {machine.nodes} nodes, training uses 1 node so far",
+                why=f"the machine is `{machine.title}`, with {prepared.plan.ranks.value} ranks in "
+                "all; ranks are started on the node at hand only",
+                fix="train on one node: leave the machine out, or describe one node",
+            )
+        )
+    if prepared.is_elsewhere:
+        raise UserError(
+            Finding(
+                slug="other-machine",
+                what=f"the plan is for `{machine.title}`, which is not this machine",
+                why="it was made for a machine that was described, not for what is here",
+                fix="phalanx train without a machine plans for the one at hand",
+            )
+        )
+
+
+def _judge_gpus(loaded: LoadedJob, machine: Machine, *, is_elsewhere: bool) -> list[Finding]:
     ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
-    return gpu_findings(loaded, ids, cuda_visible_devices=machine.cuda_visible_devices)
+    return gpu_findings(
+        loaded,
+        ids,
+        cuda_visible_devices=machine.cuda_visible_devices,
+        where=f"`{machine.title}`" if is_elsewhere else "this machine",
+    )
 
 
 def _relevant(findings: list[Finding]) -> list[Finding]:

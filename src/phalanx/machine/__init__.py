@@ -3,6 +3,7 @@
 from phalanx.machine.checks import cannot_train, check_machine
 from phalanx.machine.facts import Gpu, Link, Machine, PrecisionProbe, TorchFacts
 from phalanx.machine.inventory import probe_machine
+from phalanx.machine.spec import parse_machine
 from phalanx.machine.topology import link_matrix
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "cannot_train",
     "check_machine",
     "link_matrix",
+    "parse_machine",
     "probe_machine",
 ]

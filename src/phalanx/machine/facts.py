@@ -97,6 +97,8 @@ class Link:
     nvlink_lanes: int = 0
     p2p: bool | None = None
     """One GPU can read the other's memory directly; None when the driver does not say."""
+    gb_per_s: float | None = None
+    """In one direction, as the catalogue has it; None for a machine that was asked."""
 
     @property
     def label(self) -> str:
@@ -163,7 +165,7 @@ class Machine:
 
     schema_version: int = SCHEMA_VERSION
     probed_at: str
-    """UTC, ISO 8601."""
+    """UTC, ISO 8601; `never` for a machine described in words (machine/spec.py)."""
     host: str
     os: str
     kernel: str
@@ -201,12 +203,29 @@ class Machine:
     """Optional packages that are installed, with their versions."""
     worker_env: dict[str, str] = field(default_factory=dict)
     """Environment variables every rank on this machine must be given."""
+    nodes: int = 1
+    """Nodes like this one; every other fact is that of a single node."""
+    node_link_gbps: float | None = None
+    """The network of one node, gigabits per second in one direction; None: unknown, or one node."""
+    assumed: tuple[str, ...] = ()
+    """What was taken for granted of a machine described in words; empty for one that was asked."""
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs CUDA may use, in CUDA's order."""
         seen = [gpu for gpu in self.gpus if gpu.cuda_index is not None]
         return tuple(sorted(seen, key=lambda gpu: gpu.cuda_index or 0))
+
+    @property
+    def title(self) -> str:
+        """The machine in a few words: as it was described, or its name and its GPUs."""
+        if self.assumed:
+            return self.host
+        kinds: dict[str, int] = {}
+        for gpu in self.visible_gpus:
+            kinds[gpu.name] = kinds.get(gpu.name, 0) + 1
+        cards = " and ".join(f"{count}x {name}" for name, count in kinds.items())
+        return f"{self.host} ({cards or self.accelerator})"
 
     @property
     def accelerator(self) -> Literal["cuda", "mps", "cpu"]:

@@ -27,7 +27,13 @@ class Placement:
     gpus: Decision[list[int]]
     ranks: Decision[int]
     cards: tuple[Gpu, ...]
-    """The GPUs behind `gpus`, in rank order."""
+    """The GPUs behind `gpus`, in rank order; those of one node where there are several."""
+    nodes: int = 1
+
+    @property
+    def node_ranks(self) -> int:
+        """Ranks that share the cores of one node."""
+        return self.ranks.value // self.nodes
 
 
 def place_ranks(job: Job, machine: Machine) -> Placement:
@@ -87,11 +93,18 @@ def _place_on_gpus(job: Job, machine: Machine) -> Placement:
         cards, reason = visible, f"all {len(visible)} visible GPUs"
     if machine.cuda_visible_devices is not None:
         reason += f"; CUDA_VISIBLE_DEVICES={machine.cuda_visible_devices}"
+    ranks = _ranks_per_gpu([gpu.cuda_index for gpu in cards])
+    there = f"{len(visible)} CUDA GPUs are visible"
+    if machine.nodes > 1:
+        there = f"{machine.nodes} nodes with {len(visible)} CUDA GPUs each"
+        ranks += f": {machine.nodes} nodes x {len(cards)} GPUs"
+        reason += " of each node"
     return Placement(
-        Decision("cuda", f"{len(visible)} CUDA GPUs are visible"),
+        Decision("cuda", there),
         Decision([gpu.cuda_index or 0 for gpu in cards], reason),
-        Decision(len(cards), _ranks_per_gpu([gpu.cuda_index for gpu in cards])),
+        Decision(machine.nodes * len(cards), ranks),
         cards,
+        machine.nodes,
     )
 
 
@@ -189,10 +202,10 @@ def choose_threads(
     if job.determinism == "exact" and device == "cpu":
         return Decision(1, "determinism = exact: another number would change the last bits")
     cores = machine.cpu.usable_cores
-    share = max(1, cores // ranks)
+    share = max(1, cores // placement.node_ranks)
     if device != "cpu":
         share = min(share, _MAX_GPU_THREADS)
-    return Decision(share, f"{cores} CPU cores over {ranks} ranks")
+    return Decision(share, f"{cores} CPU cores over {placement.node_ranks} ranks")
 
 
 def choose_workers(
@@ -207,7 +220,7 @@ def choose_workers(
     if fetch_s is not None and fetch_s * micro < _QUICK_FETCH_S:
         took = f"fetching {micro} samples takes {1000 * fetch_s * micro:.2f} ms"
         return Decision(0, f"{took}: a loader process would cost more than it saves")
-    share = machine.cpu.usable_cores // placement.ranks.value
+    share = machine.cpu.usable_cores // placement.node_ranks
     count = min(_MAX_AUTO_WORKERS, share)
     return Decision(count, f"min({_MAX_AUTO_WORKERS}, {share} CPU cores per rank)")
 

@@ -30,10 +30,11 @@ def choose_strategy(
     """The strategy for a number of ranks, and what speaks against it."""
     ranks, device = placement.ranks.value, placement.device.value
     strategy = _choose(job, ranks, _too_large(job, placement, trace, precision))
-    shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks)
+    node_ranks = placement.node_ranks
+    shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks, node_ranks)
     if strategy.value == "fsdp" and device == "mps":
         findings.append(_fsdp_on_mps(job))
-    build = _choose_build(job, strategy.value, ranks, machine, trace)
+    build = _choose_build(job, strategy.value, node_ranks, machine, trace)
     return StrategyChoice(strategy, shard_ranks, build), findings
 
 
@@ -70,12 +71,17 @@ def _choose(job: Job, ranks: int, too_large: str | None) -> Decision[str]:
     return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 
 
-def _choose_shard_ranks(job: Job, strategy: str, ranks: int) -> tuple[Decision[int], list[Finding]]:
+def _choose_shard_ranks(
+    job: Job, strategy: str, ranks: int, node_ranks: int
+) -> tuple[Decision[int], list[Finding]]:
     if strategy == "deepspeed":
         return Decision(ranks, f"ZeRO spreads over all {ranks} ranks"), []
     if strategy != "fsdp":
         return Decision(1, f"{strategy} holds the whole model on every rank"), []
     asked = job.fsdp.shard_ranks
+    if asked is None and node_ranks < ranks:
+        text = f"the {node_ranks} ranks of a node share one copy: only gradients cross the network"
+        return Decision(node_ranks, text), []
     if asked is None:
         return Decision(ranks, f"all {ranks} ranks of this node share one copy"), []
     copies = ranks // asked

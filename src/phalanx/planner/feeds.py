@@ -1,0 +1,47 @@
+"""Which job keys feed which choice of the plan: what to turn to get another one."""
+
+from __future__ import annotations
+
+_DEVICES = ("devices.gpus", "devices.cpu", "strategy")
+_BATCH = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
+_LENGTH = ("epochs", "steps")
+_MEMORY = ("micro_batch_size", "activation_checkpointing", "precision", "strategy")
+
+FEEDS: dict[str, tuple[str, ...]] = {
+    "device": ("devices.gpus", "devices.cpu"),
+    "gpus": _DEVICES,
+    "ranks": _DEVICES,
+    "backend": ("devices.backend",),
+    "strategy": ("strategy", "fsdp.offload", "precision", "determinism"),
+    "shard_ranks": ("fsdp.shard_ranks", "strategy"),
+    "build": ("fsdp.build", "strategy"),
+    "zero_stage": ("deepspeed.stage", "strategy"),
+    "offload": ("deepspeed.offload_optimizer", "deepspeed.offload_parameters", "strategy"),
+    "precision": ("precision",),
+    "determinism": ("determinism",),
+    "sync_batchnorm": ("sync_batchnorm",),
+    "activation_checkpointing": _MEMORY,
+    "threads": (*_DEVICES, "determinism"),
+    "num_samples": ("recipe", "options"),
+    "num_test_samples": ("recipe", "options"),
+    "global_batch_size": (*_BATCH, "devices.gpus", "devices.cpu"),
+    "micro_batch_size": ("micro_batch_size", *_BATCH, "determinism"),
+    "accumulation": ("gradient_accumulation", "micro_batch_size", *_BATCH[:2]),
+    "steps_per_epoch": _BATCH,
+    "total_steps": (*_LENGTH, *_BATCH),
+    "lr": ("optimizer.lr", "optimizer.lr_batch", "optimizer.lr_rule", *_BATCH),
+    "warmup_steps": ("schedule.warmup", "optimizer.lr_rule", *_LENGTH),
+    "ema": ("ema.decay", "ema.warmup", "ema.evaluate"),
+    "workers": ("loader.workers",),
+    "pin_memory": ("loader.pin_memory",),
+    "evaluate_every": ("evaluate.every",),
+    "evaluate_batch_size": ("evaluate.batch_size", "micro_batch_size"),
+    "metric": ("evaluate.metric",),
+    "metric_mode": ("evaluate.mode",),
+    "save_every_steps": ("checkpoint.every",),
+    "save_every_s": ("checkpoint.every",),
+    "speedup": _DEVICES,
+    "parameters": ("recipe", "options"),
+    "memory_bytes": (*_MEMORY, "optimizer.name", "ema.decay", "fsdp.shard_ranks"),
+}
+"""Every choice by its name in the plan, the key that says it outright first."""
