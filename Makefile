@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Tests that start ranks run one after another on one worker; the rest keeps the other one busy.
+# Of the tests that start ranks at most two run at a time, one of each kind (tests/conftest.py).
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest
 

@@ -116,7 +116,7 @@ def main():
     )
     print(lines[-1], flush=True)
     if arguments.write:
-        path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-memory-gpu.md"
+        path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-memory-runs-gpu.md"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

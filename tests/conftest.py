@@ -15,7 +15,7 @@ _FOLDERS = {
     "contract": "reads the source and the docs",
     "unit": "one module, no processes",
     "cli": "the command line",
-    "ranks": "starts several ranks; such tests run one after another",
+    "ranks": "starts several ranks; at most two such tests run at a time",
     "gpu": "needs a GPU",
     "recipes": "trains a built-in recipe",
 }
@@ -34,8 +34,10 @@ def pytest_itemcollected(item):
     if folder in _FOLDERS:
         item.add_marker(folder)
     if item.get_closest_marker("ranks"):
-        # Ranks share the cores: two such tests at once only make each other slow.
-        item.add_marker(pytest.mark.xdist_group("ranks"))
+        # Ranks share the cores. Those of the pool compute, those of commands mostly start up: one
+        # test of each kind at a time keeps two cores busy.
+        kind = "pool" if "pool" in item.fixturenames else "commands"
+        item.add_marker(pytest.mark.xdist_group(kind))
 
 
 @pytest.fixture(autouse=True)

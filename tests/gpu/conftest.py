@@ -1,7 +1,7 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")  # before any other fixture starts something
 def _needs_a_gpu():
     import torch
 

@@ -10,6 +10,7 @@ from phalanx.cli.options import with_job_options
 
 if TYPE_CHECKING:
     from phalanx.launch.prepare import Prepared
+    from phalanx.planner.plan import Plan
 
 _SHOWN_RANKS = (1, 2, 4, 8)
 
@@ -119,7 +120,7 @@ def show_plan(prepared: Prepared) -> None:
             decision.reason,
         )
         for name, decision in plan.decisions().items()
-        if decision.value is not None and (name != "gpus" or decision.value)
+        if _is_shown(plan, name, decision.value)
     ]
     console.table(rows, title=f"plan for {prepared.job.recipe}", header=("", "choice", "because"))
     console.table(
@@ -140,6 +141,15 @@ def show_plan(prepared: Prepared) -> None:
         right=(0, 1, 2, 3, 4, 5, 6),
     )
     console.say("Time is not predicted yet.", style="dim")
+
+
+def _is_shown(plan: Plan, name: str, value: Any) -> bool:
+    """Whether a choice means anything in this plan; `--why` and `--json` have all of them."""
+    if name in ("shard_ranks", "build"):
+        return plan.strategy.value == "fsdp"
+    if name == "sync_batchnorm":
+        return plan.has_batchnorm
+    return value is not None and (name != "gpus" or bool(value))
 
 
 def _show_elsewhere(prepared: Prepared) -> None:
