@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx.run.events import read_events
+from tests.ranks.pool import RankPool
 from tests.ranks.runs import (
     assert_same_bits,
     change_run,
@@ -23,6 +24,14 @@ from tests.ranks.test_sync_batchnorm import rounds_of
 TOLERANCE = 5e-6  # losses near 7 have a spacing of 5e-7 in fp32; 12 steps of AdamW
 OPTIONS = {"blocks": 2, "gain": True, "cast": True}
 EMA = {"decay": 0.9}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Ranks of its own: DeepSpeed changes torch in the process for good."""
+    pool = RankPool()
+    yield pool
+    pool.close()
 
 
 def zero(folder, stage, *, ranks, options=None, **changes):

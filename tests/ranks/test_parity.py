@@ -89,7 +89,7 @@ def norms_of(run):
 def assert_close(run, expected):
     expected_losses, expected_weights, expected_norms = expected
     got = losses(run)
-    assert norms_of(run) == pytest.approx(expected_norms, rel=0, abs=TOLERANCE)
+    assert norms_of(run) == pytest.approx(expected_norms, rel=TOLERANCE, abs=TOLERANCE)
     assert list(got) == list(range(1, len(expected_losses) + 1))
     for step, loss in enumerate(expected_losses, 1):
         assert got[step] == pytest.approx(loss, rel=0, abs=TOLERANCE), f"loss of step {step}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -87,15 +88,24 @@ class Process:
         if self.world > 1:
             dist.barrier(group=self.control)
 
-    def rest(self) -> None:
-        """Let every native thread come to rest before this process forks.
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside, this process may fork: every native thread is at rest, and children do not tear
+        down what is not theirs.
 
         A thread of gloo that lets go of a tensor makes itself known to Python under a lock of the
         interpreter; a child forked at that moment waits for the lock forever (CPython 3.11,
-        _PyThreadState_DeleteExcept; later versions make the lock anew in the child)."""
+        _PyThreadState_DeleteExcept; later versions make the lock anew in the child). And a child
+        whose garbage collector finds a process group would end threads that it does not have."""
         if self.world > 1:
             self.barrier()
             time.sleep(_REST_S)
+        gc.collect()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
     def describe(self) -> str:
         """The device in words, for the start-up proof."""

@@ -143,11 +143,11 @@ class Worker:
 
             train_step.recorder = Recorder(self.run.recordings, strategy)
         evaluator = self._make_evaluator(strategy, saving.average)
-        if plan.workers.value > 0:  # all loader processes are forked here, before any step
-            self.process.rest()
-            if evaluator is not None:
+        # All loader processes are forked here, before any step.
+        with self.process.resting() if plan.workers.value > 0 else nullcontext():
+            if evaluator is not None and plan.workers.value > 0:
                 evaluator.start()
-        feed = self._make_feed(fetcher, counters.step, probe)
+            feed = self._make_feed(fetcher, counters.step, probe)
         self._say_start(counters, saved)
         loop = Loop(
             job=job,
