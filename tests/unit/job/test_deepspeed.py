@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import UserError
 from phalanx.job import Interval, Override, check_job, load_job
+from phalanx.recipe.load import builtin_recipes
 
 # As the team of guide G3 has it.
 G3 = """{"train_batch_size": "auto",
@@ -204,6 +205,22 @@ def test_a_contradiction_names_both_values_and_both_places(key):
     assert "ds.json:" in finding.why
     assert json.dumps(stated) in finding.what
     assert '"auto" in ds.json:' in finding.fix
+
+
+def test_the_file_goes_before_what_a_builtin_recipe_says_of_itself():
+    Path("ds.json").write_text(G3)
+    option = Override("deepspeed.config", "ds.json", "--deepspeed")
+    path = builtin_recipes()["digits"] / "job.yaml"
+    loaded = load_job(path, [option])
+    assert loaded.job.schedule.name == "constant"
+    (note,) = [f for f in loaded.findings if f.slug == "deepspeed-instead"]
+    assert '"constant"' in note.what
+    assert f'"cosine" ({path}' in note.why
+    own = Path("job.yaml")
+    own.write_text(path.read_text())
+    with pytest.raises(UserError) as caught:  # the same words in a file of the user's own
+        load_job(own, [option])
+    assert [f.slug for f in caught.value.findings] == ["deepspeed-contradiction"]
 
 
 def test_the_same_value_twice_is_no_contradiction():

@@ -17,6 +17,7 @@ from phalanx.job.deepspeed.translation import Said, Translation, Unsaid
 from phalanx.job.origin import Origin, show
 from phalanx.job.schema import parse_interval
 
+_BUILTIN = Path(__file__).parents[2] / "recipes"
 # A null here means that the batch is stated in another key.
 _STATED_ELSEWHERE = ("global_batch_size", "batch_per_gpu", "micro_batch_size")
 
@@ -47,23 +48,33 @@ def absorb_deepspeed(draft: Draft, job_file: Path | None) -> list[Finding]:
     batch = ("global_batch_size", "batch_per_gpu")
     translate_training(made, has_batch=any(draft.value(key) is not None for key in batch))
     translate_sections(made)
-    for said in made.said:
-        _take_over(draft, said)
+    replaced = [note for said in made.said if (note := _take_over(draft, said)) is not None]
     if draft.value("strategy") in (None, "auto"):
         _put(draft, Said("strategy", "deepspeed", origin))
     _put(draft, Said("deepspeed.config", made.rest, origin))
     notes = [finding for finding in made.findings if finding.severity != "error"]
     draft.findings += [finding for finding in made.findings if finding.severity == "error"]
-    return [*notes, *(_note(draft, u, made) for u in made.unsaid if u.key not in draft.origins)]
+    return [
+        *notes,
+        *replaced,
+        *(_note(draft, u, made) for u in made.unsaid if u.key not in draft.origins),
+    ]
 
 
-def _take_over(draft: Draft, said: Said) -> None:
+def _take_over(draft: Draft, said: Said) -> Finding | None:
+    """Give a key the file's value, or say that the job has another; a note when the job is a
+    built-in recipe's, which its user has not written."""
     stated = draft.value(said.key)
     is_open = said.key not in draft.origins or stated == "auto"
     if is_open or (stated is None and said.key in _STATED_ELSEWHERE):
         _put(draft, said)
     elif not _is_same(said.key, stated, said.value):
+        origin = draft.origins[said.key]
+        if origin.kind == "file" and _BUILTIN in Path(origin.name).absolute().parents:
+            _put(draft, said)
+            return _replacement(said, stated, origin)
         draft.findings.append(_contradiction(draft, said))
+    return None
 
 
 def _put(draft: Draft, said: Said) -> None:
@@ -90,6 +101,18 @@ def _contradiction(draft: Draft, said: Said) -> Finding:
         why=f"{said.key} = {show(stated)} ({draft.origins[said.key]}), "
         f"{place.key} of the file ({place})",
         fix=f'"{place.key.rpartition(".")[2]}": "auto" in {place}, which leaves it to the job',
+    )
+
+
+def _replacement(said: Said, stated: Any, origin: Origin) -> Finding:
+    return Finding(
+        slug="deepspeed-instead",
+        what=f"`{said.key}` is {show(said.value)} by DeepSpeed's file, instead of the recipe's "
+        f"own {show(stated)}",
+        why=f"{said.origin.key} ({said.origin}); {said.key} = {show(stated)} ({origin})",
+        fix=f"nothing, or {said.key}={show(stated)} with "
+        f'"{said.origin.key.rpartition(".")[2]}": "auto" in the file',
+        severity="note",
     )
 
 
