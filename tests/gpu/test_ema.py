@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from phalanx.engine.ema import WeightAverage
@@ -11,11 +10,7 @@ from phalanx.engine.strategies.single import Single
 from phalanx.recipe import Options, Recipe
 from tests.gpu.test_training import JOB
 from tests.ranks.command import latest, phalanx
-from tests.ranks.runs import RECIPE, assert_same_bits
-
-
-def averages(run):
-    return load_file(run.checkpoints / "latest" / "ema" / "model.safetensors")
+from tests.ranks.runs import RECIPE, assert_same_bits, averages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -95,6 +95,21 @@ def optimizer_state(run, name="latest"):
     return load_file(run.checkpoints / name / "optimizer.safetensors")
 
 
+def averages(run, name="latest"):
+    return load_file(run.checkpoints / name / "ema" / "model.safetensors")
+
+
+def unbroken_runs(pool, tmp_path_factory, **changes):
+    """A function that gives the unbroken run on a number of ranks, trained once."""
+
+    @cache
+    def get(ranks):
+        folder = tmp_path_factory.mktemp(f"unbroken-{ranks}")
+        return train(pool, make_run(folder, ranks=ranks, **changes), ranks=ranks)
+
+    return get
+
+
 def losses(run):
     """Loss by step; a step that ran twice must have had the same loss."""
     found = {}

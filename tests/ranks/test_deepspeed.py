@@ -5,12 +5,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from phalanx.run.events import read_events
 from tests.ranks.pool import RankPool
 from tests.ranks.runs import (
     assert_same_bits,
+    averages,
     change_run,
     losses,
     make_run,
@@ -123,10 +123,6 @@ def test_norms_over_all_ranks_equal_one_rank_with_all_samples_of_a_round(pool, t
     run = train(pool, zero(tmp_path, 3, ranks=2, options=options, **sizes), ranks=2)
     together = rounds_of(2)
     assert_close(run, OPTIONS | options, global_batch=20, micro=5, together=together)
-
-
-def averages(run):
-    return load_file(run.checkpoints / "latest" / "ema" / "model.safetensors")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -2,23 +2,28 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from phalanx.engine.order import INIT
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
 from phalanx.run.checkpoints import verify_checkpoint
 from phalanx.run.events import read_events
-from tests.ranks.runs import RECIPE, assert_same_bits, change_run, losses, make_run, train, weights
+from tests.ranks.runs import (
+    RECIPE,
+    assert_same_bits,
+    averages,
+    change_run,
+    losses,
+    make_run,
+    train,
+    unbroken_runs,
+    weights,
+)
 from tests.ranks.test_parity import TOLERANCE, plain_loop
 
 EMA = {"decay": 0.9, "warmup": True}
 OPTIONS = {"batchnorm": True}
 CHANGES = {"ema": EMA, "options": OPTIONS}
-
-
-def averages(run, name="latest"):
-    return load_file(run.checkpoints / name / "ema" / "model.safetensors")
 
 
 def findings(run):
@@ -94,15 +99,7 @@ def test_training_itself_is_not_changed(pool, tmp_path, ranks):
 
 @pytest.fixture(scope="module")
 def unbroken(pool, tmp_path_factory):
-    runs = {}
-
-    def get(ranks):
-        if ranks not in runs:
-            folder = tmp_path_factory.mktemp(f"unbroken-{ranks}")
-            runs[ranks] = train(pool, make_run(folder, ranks=ranks, **CHANGES), ranks=ranks)
-        return runs[ranks]
-
-    return get
+    return unbroken_runs(pool, tmp_path_factory, **CHANGES)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

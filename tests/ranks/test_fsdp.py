@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from phalanx.run.events import read_events
 from tests.ranks.runs import (
     assert_same_bits,
+    averages,
     change_run,
     losses,
     make_run,
@@ -68,10 +68,6 @@ def test_what_is_frozen_costs_nothing(pool, tmp_path):
     run = train(pool, fsdp(tmp_path, ranks=2, options=options, ema=EMA), ranks=2)
     assert not [name for name in optimizer_state(run) if name.startswith("layers.0.")]
     assert [name for name in optimizer_state(run) if name.startswith("blocks.0.")]
-
-
-def averages(run):
-    return load_file(run.checkpoints / "latest" / "ema" / "model.safetensors")
 
 
 def test_the_average_is_sharded_and_equals_that_of_one_rank(pool, tmp_path):

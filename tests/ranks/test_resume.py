@@ -8,7 +8,7 @@ import pytest
 from phalanx.engine.order import ids_at
 from phalanx.planner.batch import BatchPlan, deal
 from phalanx.run.events import read_events
-from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train
+from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train, unbroken_runs
 
 STEPS = 12
 EVERY_STOP = range(1, STEPS)
@@ -19,15 +19,7 @@ WITH_WORKERS = (2, 5, 9)  # stops before which samples come from a loader proces
 
 @pytest.fixture(scope="module")
 def unbroken(pool, tmp_path_factory):
-    runs = {}
-
-    def get(ranks):
-        if ranks not in runs:
-            folder = tmp_path_factory.mktemp(f"unbroken-{ranks}")
-            runs[ranks] = train(pool, make_run(folder, ranks=ranks, **CHANGES), ranks=ranks)
-        return runs[ranks]
-
-    return get
+    return unbroken_runs(pool, tmp_path_factory, **CHANGES)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
+from phalanx.engine.blueprint import replace_tensors
 from phalanx.engine.data import choose_fetch, map_tensors
 from phalanx.engine.recompute import recompute_in_backward
 from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
@@ -184,26 +185,10 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _made_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The model with a tensor without values in place of every parameter and buffer; those that
-    were shared stay shared."""
-    made: dict[int, Tensor] = {}
+    """The model with a tensor without values in place of every parameter and buffer."""
     with mode:
-        for module in model.modules():
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _fake_like(tensor)
-                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+        replace_tensors(model, lambda t: torch.empty(t.shape, dtype=t.dtype, device="cpu"))
     return model
-
-
-def _fake_like(tensor: Tensor) -> Tensor:
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty
 
 
 def _built_fake(recipe: Recipe, mode: FakeTensorMode) -> nn.Module:

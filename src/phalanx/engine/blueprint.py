@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,9 +89,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.is_meta]
-        known = set(self._numbers.values())
+        known = len(self._numbers)
         references = [self.refer(output) for output in outputs]
-        is_new = any(reference.storage not in known for reference in references)
+        is_new = any(reference.storage >= known for reference in references)
         if is_new or function._schema.is_mutable:
             self.add(function, args, kwargs, references)
         return result
@@ -163,20 +163,8 @@ class Blueprint:
 
     @torch.no_grad()
     def make_room(self, device: torch.device) -> None:
-        """Give memory to the model, which may have been sharded by now. Unlike `to_empty` this
-        keeps tied weights tied."""
-        made: dict[int, Any] = {}
-
-        def make(tensor: Tensor) -> Any:
-            if id(tensor) not in made:
-                new = torch.empty_like(tensor, device=device)
-                is_weight = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_weight else new
-            return made[id(tensor)]
-
-        for module in self.model.modules():
-            for tensors in (module._parameters, module._buffers):
-                tensors.update({n: make(t) for n, t in tensors.items() if t is not None})
+        """Give memory to the model, which may have been sharded by now."""
+        replace_tensors(self.model, lambda tensor: torch.empty_like(tensor, device=device))
 
     def fill(self, shards: Mapping[str, Shard]) -> None:
         """Make every element that this rank holds; `shards` are those of parameters and buffers."""
@@ -208,6 +196,23 @@ class Blueprint:
             ends.append((operation, idle, operation.storages - following.keys()))
             following |= dict.fromkeys(operation.storages, operation)
         return ends[::-1]
+
+
+def replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
+    """Put another tensor in the place of every parameter and buffer. Unlike `to_empty` this keeps
+    tied weights tied."""
+    made: dict[int, Any] = {}
+
+    def made_for(tensor: Tensor) -> Any:
+        if id(tensor) not in made:
+            new = make(tensor)
+            is_weight = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_weight else new
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({n: made_for(t) for n, t in tensors.items() if t is not None})
 
 
 def _run(operation: _Operation, real: dict[int, torch.UntypedStorage]) -> None:

@@ -8,6 +8,8 @@ are averaged over the ranks, and a Finding says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeGuard
 
 import torch
@@ -36,6 +38,15 @@ class SharedBuffers:
         self.is_synced = False
         """Whether the norms take their statistics over all ranks, so that the micro-batches of a
         round leave one row, the same on every rank, and not one each."""
+
+    @contextmanager
+    def untouched(self) -> Iterator[dict[str, Tensor]]:
+        """Inside, forward may run and be thrown away; gives what the buffers were, and will be."""
+        before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        yield before
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(before[name])
 
     def notice_changes(self, before: dict[str, Tensor]) -> list[Finding]:
         """Find buffers other than BatchNorm's that a forward changed, on any rank."""

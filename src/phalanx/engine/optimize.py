@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from phalanx.engine.shards import is_sharded
 from phalanx.job.schema import Optimizer as OptimizerJob
 from phalanx.job.schema import Schedule as ScheduleJob
 from phalanx.recipe.interface import Recipe
@@ -35,11 +35,11 @@ def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: floa
 def _apart(group: dict[str, Any]) -> list[dict[str, Any]]:
     """A group in two when only some of its parameters are sharded: no kernel takes both kinds."""
     parameters = list(group["params"])
-    kinds = {isinstance(parameter, DTensor) for parameter in parameters}
+    kinds = {is_sharded(parameter) for parameter in parameters}
     if len(kinds) < 2:
         return [group]
     return [
-        {**group, "params": [p for p in parameters if isinstance(p, DTensor) == kind]}
+        {**group, "params": [p for p in parameters if is_sharded(p) == kind]}
         for kind in sorted(kinds)
     ]
 

@@ -42,10 +42,7 @@ def put_state(
 ) -> None:
     """Put state from a file in place; this rank reads only what it holds."""
     names = _names(model)
-    keys: dict[str, list[str]] = {}
-    for full in [*file.names, *numbers]:
-        name, _, key = full.rpartition(":")
-        keys.setdefault(name, []).append(key)
+    keys = keys_by_parameter(file, numbers)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for index, parameter in enumerate(parameters):
@@ -57,6 +54,15 @@ def put_state(
     record = optimizer.state_dict()
     record["state"] = state
     optimizer.load_state_dict(record)
+
+
+def keys_by_parameter(file: TensorFile, numbers: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What there is for each parameter."""
+    keys: dict[str, list[str]] = {}
+    for full in [*file.names, *numbers]:
+        name, _, key = full.rpartition(":")
+        keys.setdefault(name, []).append(key)
+    return keys
 
 
 def _read(file: TensorFile, name: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from phalanx.engine.fingerprint import fingerprints, part_label
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.tensor_file import as_bytes
 from phalanx.recipe.interface import Term
 
 _ROW_HASH = 12  # hex digits: 48 bits tell thousands of samples apart
@@ -48,6 +49,7 @@ class Recorder:
         process, model = strategy.process, strategy.model
         self._file = recording_file(folder, process.rank)
         self._strategy = strategy
+        self._is_first = process.is_first
         outside = _outside(strategy.optimizer, model)
         self._parameters = {**dict(model.named_parameters()), **outside}
         self._slots: list[SlotRecord] = []
@@ -105,12 +107,16 @@ class Recorder:
         self._slots = []
 
     def _read_gradients(self) -> None:
-        read = self._strategy.read_gradient
-        self._gradients = fingerprints({name: read(p) for name, p in self._parameters.items()})
+        self._gradients = fingerprints(
+            {
+                name: None if p.grad is None else shard_of(p.grad, is_first=self._is_first)
+                for name, p in self._parameters.items()
+            }
+        )
 
     def _held(self) -> dict[str, Shard]:
-        read = self._strategy.read_weight
-        return {name: read(parameter) for name, parameter in self._parameters.items()}
+        named = self._parameters.items()
+        return {name: shard_of(parameter, is_first=self._is_first) for name, parameter in named}
 
     def _read_buffers(self) -> Tensors:
         named = self._strategy.model.named_buffers()
@@ -139,7 +145,7 @@ def hash_batch(batch: Any, num_samples: int) -> tuple[str, dict[str, list[str]]]
     for path, leaf in _leaves(batch):
         if isinstance(leaf, Tensor):
             kind, shape = str(leaf.dtype), tuple(leaf.shape)
-            data = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            data = as_bytes(leaf)
         elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
             kind, shape = str(leaf.dtype), leaf.shape
             data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)

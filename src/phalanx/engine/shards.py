@@ -7,14 +7,16 @@ Saving, loading, averaging and initialising work on such ranges and never see a 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class Shard:
 
 def shard_of(tensor: Tensor, *, is_first: bool) -> Shard:
     """What this rank holds of a tensor; the first rank writes down what every rank has."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return Shard(tensor.detach(), tuple(tensor.shape), is_mine=is_first)
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     mesh, placements = tensor.device_mesh, tensor.placements
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     assert not any(offset[1:]), f"{tensor.shape} is cut along another dimension than the first"
@@ -67,10 +72,17 @@ def shard_of(tensor: Tensor, *, is_first: bool) -> Shard:
 
 def local_part(tensor: Tensor) -> Tensor:
     """The elements of a tensor that are on this rank, sharing its memory."""
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         local: Tensor = tensor.to_local()
         return local.detach()
     return tensor.detach()
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is torch's for several ranks. Where its module was never imported, which
+    costs half a second, there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def find_aliases(model: nn.Module) -> dict[str, str]:
@@ -80,7 +92,7 @@ def find_aliases(model: nn.Module) -> dict[str, str]:
     seen: dict[Any, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         place: Any = id(tensor)  # a shard may be empty, and then has no place in memory
-        if not isinstance(tensor, DTensor) and tensor.numel():
+        if not is_sharded(tensor) and tensor.numel():
             place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if place in seen:
             aliases[name] = seen[place]

@@ -14,7 +14,9 @@ import os
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,15 +91,16 @@ def _write_range(file: int, shard: Shard, offset: int) -> None:
     offset += shard.start * tensor.element_size()
     step = max(1, _CHUNK_BYTES // tensor.element_size())
     for first in range(0, tensor.numel(), step):
-        part = memoryview(_bytes_of(tensor[first : first + step].cpu()))
+        part = as_bytes(tensor[first : first + step]).data
         while part:
             written = os.pwrite(file, part, offset)
             part, offset = part[written:], offset + written
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor; numpy knows no bfloat16, so it goes by bytes."""
-    return tensor.view(torch.uint8).numpy().data
+def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's bytes in row-major order, sharing the memory of a contiguous one on the CPU; numpy
+    knows no bfloat16."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class TensorFile:
@@ -147,7 +150,7 @@ class TensorFile:
                 part = flat[first : first + step]
                 is_direct = part.dtype == dtype and part.device.type == "cpu"
                 buffer = part if is_direct else torch.empty(part.numel(), dtype=dtype)
-                _fill(file, _bytes_of(buffer), self._path)
+                _fill(file, as_bytes(buffer).data, self._path)
                 if not is_direct:
                     part.copy_(buffer)
         if not target.is_contiguous():

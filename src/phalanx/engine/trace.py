@@ -17,6 +17,7 @@ from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.engine.sync_batchnorm import find_own_norms
+from phalanx.engine.tensor_file import as_bytes
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import Trace
 from phalanx.recipe.interface import Recipe, leaves
@@ -122,7 +123,7 @@ def _hash_samples(digest: Any, data: Any) -> None:
     batch = choose_fetch(data)(ids, np.zeros(len(ids), np.int64))
     for leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor):
-            digest.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(as_bytes(leaf).tobytes())
         else:
             digest.update(repr(leaf).encode())
 

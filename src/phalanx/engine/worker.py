@@ -29,10 +29,9 @@ from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.ddp import Ddp
-from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.exact import Exact
-from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.strategies.together import Together
 from phalanx.engine.sync_batchnorm import BatchStatistics, synchronise_norms
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
@@ -112,6 +111,7 @@ class Worker:
         check_size(len(data), plan.num_samples.value, self.process.rank)
         strategy = self._make_strategy()
         if self.statistics is not None:
+            assert isinstance(strategy, Together)  # one rank has nothing to synchronise
             strategy.synchronise(self.statistics)
         if job.init_from is not None:
             load_initial_weights(strategy, Path(job.init_from))
@@ -171,6 +171,8 @@ class Worker:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.
         torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
         if self.plan.strategy.value == "fsdp":
+            from phalanx.engine.strategies.fsdp import make_fsdp  # half a second of imports
+
             return make_fsdp(
                 self.recipe,
                 self.process,
@@ -182,6 +184,8 @@ class Worker:
             )
         model = self.precision.convert(self.recipe.model())
         if self.plan.strategy.value == "deepspeed":
+            from phalanx.engine.strategies.deepspeed import Deepspeed
+
             self._adapt(model)
             settings = deepspeed_settings(self.job, self.plan)
             return Deepspeed(self.recipe, model, self.process, settings)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.optimize import Optimizer
-from phalanx.engine.optimizer_state import OptimizerState
+from phalanx.engine.optimizer_state import OptimizerState, keys_by_parameter
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.tensor_file import TensorFile
@@ -156,10 +156,7 @@ class ZeroPartitions:
         """Put state from a file in place. ZeRO has one count of steps for many parameters: the
         largest, which parameters without a gradient in some steps may not have reached."""
         self._optimizer.state.clear()
-        keys: dict[str, list[str]] = {}
-        for full in (*file.names, *numbers):
-            name, _, key = full.rpartition(":")
-            keys.setdefault(name, []).append(key)
+        keys = keys_by_parameter(file, numbers)
         for name, piece in self.pieces.items():
             state = self._optimizer.state[piece.flat]
             for key in keys.get(name, ()):

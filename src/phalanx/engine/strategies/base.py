@@ -10,13 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.optimizer_state import OptimizerState, named_state, put_state
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
-from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Term
@@ -79,8 +77,6 @@ class Strategy:
     optimizer: Optimizer
     precision: Precision
     clip_norm: float | None
-    _buffers: SharedBuffers
-    """Of a strategy with several ranks."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         self.model = model
@@ -99,12 +95,6 @@ class Strategy:
         self.optimizer = optimizer
         self.precision = precision
         self.clip_norm = clip_norm
-
-    def synchronise(self, statistics: BatchStatistics) -> None:
-        """BatchNorm takes its statistics over all ranks: forward and backward wait for them."""
-        self.is_lockstep = True
-        self._buffers.is_synced = True
-        statistics.is_silent = lambda: self.is_idle
 
     def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:
         """Whatever must run and be thrown away before the first step."""
@@ -158,7 +148,8 @@ class Strategy:
         """Divide the gradients by a weight that was not known before, clip, and change the weights.
         Returns the norm of the gradients when they are clipped."""
         scaler, optimizer = self.precision.scaler, self.optimizer
-        gradients = self.gradients()
+        is_needed = divisor is not None or self.clip_norm is not None
+        gradients = self.gradients() if is_needed else []
         if divisor is not None:
             _divide(gradients, divisor)
         self.on_gradients()
@@ -197,16 +188,6 @@ class Strategy:
         """Called while the weights that were evaluated are still in place."""
 
     # -- state
-
-    def read_weight(self, parameter: nn.Parameter) -> Shard:
-        """What this rank holds of a weight; called for all parameters on all ranks."""
-        return shard_of(parameter, is_first=self.process.is_first)
-
-    def read_gradient(self, parameter: nn.Parameter) -> Shard | None:
-        """What this rank holds of a gradient, likewise, when `on_gradients` is called."""
-        if parameter.grad is None:
-            return None
-        return shard_of(parameter.grad, is_first=self.process.is_first)
 
     def model_state(self) -> dict[str, Shard]:
         """What this rank holds of the model's state, under the model's own names."""

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.process import Process
-from phalanx.engine.strategies.base import StepSums, Strategy
+from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
 from phalanx.recipe.interface import Recipe
@@ -28,7 +27,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = (
 )
 
 
-class Ddp(Strategy):
+class Ddp(Together):
     """Replicas with summed gradients.
 
     DDP divides the sum by the number of ranks; the loss is scaled up by it beforehand, which keeps
@@ -39,7 +38,6 @@ class Ddp(Strategy):
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process, job: DdpJob) -> None:
         super().__init__(recipe, model, process)
         self._job = job
-        self._buffers = SharedBuffers(model, process)
 
     @property
     def gradient_scale(self) -> float:
@@ -51,16 +49,27 @@ class Ddp(Strategy):
         DDP orders its buckets anew after the first backward, so a resumed run would add up
         gradients in another order than the unbroken one: two passes before the first step, thrown
         away, put both in the same state. Buffers are put back; randomness is seeded per slot."""
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        run_backward(micro_batch)
-        findings = self._buffers.notice_changes(kept)
-        unused = self._unused_parameters()
-        self._clear()
+        with self._buffers.untouched() as before:
+            run_backward(micro_batch)
+            findings = self._buffers.notice_changes(before)
+            unused = self._unused_parameters()
+            self._clear_gradients()
+            findings += self._wrap(unused)
+            for _ in range(2):
+                run_backward(micro_batch)
+            self._clear_gradients()
+        return findings
+
+    def _wrap(self, unused: list[str]) -> list[Finding]:
+        findings: list[Finding] = []
         find_unused = self._job.find_unused_parameters
         if find_unused == "auto":
             find_unused = bool(unused)
-            if unused:
-                findings.append(_unused_finding(unused))
+            findings = unused_findings(
+                unused,
+                "DDP then searches the graph in every step (ddp.find_unused_parameters = auto "
+                "turned that on)",
+            )
         device = self.process.device
         self.loss_module = DistributedDataParallel(
             self.loss_module,
@@ -70,16 +79,7 @@ class Ddp(Strategy):
             gradient_as_bucket_view=True,
             **_NO_BUFFER_SYNC,
         )
-        for _ in range(2):
-            run_backward(micro_batch)
-        self._clear()
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(kept[name])
         return findings
-
-    def resume(self) -> None:
-        self._buffers.begin()
 
     def hold_gradients(self) -> AbstractContextManager[Any]:
         assert isinstance(self.loss_module, DistributedDataParallel)
@@ -87,16 +87,6 @@ class Ddp(Strategy):
 
     def contribute_nothing(self) -> None:
         self.loss_module(None, None).backward()
-
-    def after_slot(self, slot: int, sums: StepSums) -> None:
-        self._buffers.collect()
-
-    def after_step(self, num_slots: int, sums: StepSums) -> None:
-        self._buffers.combine(num_slots)
-
-    def _clear(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None
 
     def _unused_parameters(self) -> list[str]:
         """Trainable parameters that got no gradient on some rank."""
@@ -107,15 +97,3 @@ class Ddp(Strategy):
         # A parameter no rank reaches keeps no gradient, also on a rank that has no micro-batch.
         self.bare_loss.reachable = [p for (_, p), count in counted if count < self.process.world]
         return [name for (name, _), count in counted if count]
-
-
-def _unused_finding(unused: list[str]) -> Finding:
-    shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-    return Finding(
-        slug="unused-parameters",
-        what=f"{len(unused)} parameters get no gradient: {shown}",
-        why="a discarded backward pass did not reach them; DDP then searches the graph in every "
-        "step (ddp.find_unused_parameters = auto turned that on)",
-        fix="freeze them with requires_grad_(False), or use them in the loss",
-        severity="warning",
-    )

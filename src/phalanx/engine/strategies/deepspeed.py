@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.deepspeed_library import LossScale, import_deepspeed, on_device, throwing_away
 from phalanx.engine.norms import widen_norms
 from phalanx.engine.optimize import Optimizer
@@ -24,15 +23,14 @@ from phalanx.engine.optimizer_state import OptimizerState
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard
-from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.engine.sync_batchnorm import BatchStatistics
+from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.engine.zero import ZeroPartitions
 from phalanx.errors import Finding, UserError
 from phalanx.recipe.interface import Recipe
 
 
-class Deepspeed(Strategy):
+class Deepspeed(Together):
     """ZeRO partitions with averaged gradients.
 
     ZeRO divides the sum of the gradients by the number of ranks; the loss is scaled up by it
@@ -50,7 +48,6 @@ class Deepspeed(Strategy):
         self._settings = settings
         self._stage: int = settings["zero_optimization"]["stage"]
         self._is_managed: bool = settings["managed_gradient_accumulation"]
-        self._buffers = SharedBuffers(model, process)
         self._after_update: list[Callable[..., None]] = []
         self._unused: dict[str, nn.Parameter] = {}
         """Parameters that the pass before the first step did not reach."""
@@ -119,30 +116,28 @@ class Deepspeed(Strategy):
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.process.device)
 
-    def synchronise(self, statistics: BatchStatistics) -> None:
-        super().synchronise(statistics)
-        self._buffers.is_synced = True
-
     def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
         """One pass that is thrown away, to see which buffers forward changes and which parameters
         get no gradient."""
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         learning = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        with _watched(learning, self._reached), throwing_away(self._zero):
-            self._is_settling = True
-            self.before_step(1)
-            run_backward(micro_batch)
-            self._engine.step()
-            self._is_settling = False
-        self._partitions.clear_gradients()
-        findings = self._buffers.notice_changes(kept)
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(kept[name])
+        with self._buffers.untouched() as before:
+            with _watched(learning, self._reached), throwing_away(self._zero):
+                self._is_settling = True
+                self.before_step(1)
+                run_backward(micro_batch)
+                self._engine.step()
+                self._is_settling = False
+            self._partitions.clear_gradients()
+            findings = self._buffers.notice_changes(before)
         self._unused = self._reached_nowhere(learning)
         self._untouched = set(self._unused)
         self._reached.clear()
-        return [*findings, *_unused_findings(self._unused), *self._frozen_findings()]
+        unused = unused_findings(
+            self._unused,
+            "they stay as they are in steps that do not reach them, and take room in ZeRO's "
+            "optimizer state",
+        )
+        return [*findings, *unused, *self._frozen_findings()]
 
     def _reached_nowhere(self, learning: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Parameters that got no gradient on any rank: all ranks must write the same checkpoint."""
@@ -153,7 +148,7 @@ class Deepspeed(Strategy):
         return {name: parameter for (name, parameter), count in counted if not count}
 
     def resume(self) -> None:
-        self._buffers.begin()
+        super().resume()
         _watch(self._unused, self._reached)
 
     # -- a step
@@ -175,12 +170,6 @@ class Deepspeed(Strategy):
             # ZeRO throws a step away whose gradients are not finite, and cleans up after it.
             objective = objective * float("nan")
         self._engine.backward(objective, scale_wrt_gas=False)
-
-    def after_slot(self, slot: int, sums: StepSums) -> None:
-        self._buffers.collect()
-
-    def after_step(self, num_slots: int, sums: StepSums) -> None:
-        self._buffers.combine(num_slots)
 
     def update(self, divisor: Tensor | None) -> Tensor | None:
         if divisor is not None:
@@ -261,20 +250,3 @@ def _watched(parameters: dict[str, nn.Parameter], reached: set[str]) -> Iterator
     yield
     for hook in hooks:
         hook.remove()
-
-
-def _unused_findings(unused: dict[str, nn.Parameter]) -> list[Finding]:
-    if not unused:
-        return []
-    names = list(unused)
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return [
-        Finding(
-            slug="unused-parameters",
-            what=f"{len(names)} parameters get no gradient: {shown}",
-            why="a discarded backward pass did not reach them; they stay as they are in steps that "
-            "do not reach them, and take room in ZeRO's optimizer state",
-            fix="freeze them with requires_grad_(False), or use them in the loss",
-            severity="warning",
-        )
-    ]

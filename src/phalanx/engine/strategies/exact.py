@@ -9,17 +9,15 @@ level of the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.process import Process
-from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.errors import Finding
+from phalanx.engine.strategies.base import StepSums
+from phalanx.engine.strategies.together import Together
 from phalanx.planner.batch import deal
 from phalanx.recipe.interface import Recipe
 
@@ -63,7 +61,7 @@ def nodes_of(first: int, last: int, num_slots: int) -> list[Node]:
     return sorted(tree.nodes)
 
 
-class Exact(Strategy):
+class Exact(Together):
     """Replicas whose gradients are added in the slot tree."""
 
     name = "exact"
@@ -71,24 +69,9 @@ class Exact(Strategy):
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         super().__init__(recipe, model, process)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._buffers = SharedBuffers(model, process)
         self._tree: SlotTree[Tensor] = SlotTree(0)
         self._used: list[bool] = []
         self._row_size = 0
-
-    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        run_backward(micro_batch)
-        findings = self._buffers.notice_changes(kept)
-        for parameter in self._parameters:
-            parameter.grad = None
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(kept[name])
-        return findings
-
-    def resume(self) -> None:
-        self._buffers.begin()
 
     def before_step(self, num_slots: int) -> None:
         self._tree = SlotTree(num_slots)
@@ -108,7 +91,7 @@ class Exact(Strategy):
         row = torch.cat([part.detach().to(dtype) for part in [*parts, sums.take()]])
         self._row_size = len(row)
         self._tree.add((0, slot), row)
-        self._buffers.collect()
+        super().after_slot(slot, sums)
 
     def after_step(self, num_slots: int, sums: StepSums) -> None:
         total = self._finish_tree(num_slots)
@@ -120,7 +103,7 @@ class Exact(Strategy):
                 parameter.grad = part.view_as(parameter).to(parameter.dtype)
             position += size
         sums.put(total[position:])
-        self._buffers.combine(num_slots)
+        super().after_step(num_slots, sums)
 
     def _finish_tree(self, num_slots: int) -> Tensor:
         process = self.process

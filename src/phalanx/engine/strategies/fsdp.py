@@ -27,12 +27,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import Blueprint
-from phalanx.engine.buffers import SharedBuffers
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
-from phalanx.engine.shards import local_part, shard_of
-from phalanx.engine.strategies.base import StepSums, Strategy
+from phalanx.engine.shards import is_sharded, local_part, shard_of
+from phalanx.engine.strategies.base import StepSums
+from phalanx.engine.strategies.together import Together
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
 from phalanx.recipe.interface import Recipe
@@ -97,7 +97,7 @@ def _move_whole(model: nn.Module, device: torch.device) -> None:
             module._buffers[name] = buffer.to(device)
 
 
-class Fsdp(Strategy):
+class Fsdp(Together):
     """Shards with summed gradients."""
 
     name = "fsdp"
@@ -115,7 +115,7 @@ class Fsdp(Strategy):
     ) -> None:
         super().__init__(recipe, model, process)
         self.bare_loss.reachable = []  # whole parameters, which would stay alive here
-        self._buffers = SharedBuffers(model, process)
+        self._is_first_replica = process.rank < shard_ranks
         whole = [p for p in model.parameters() if _is_whole(p)]
         _shard(recipe, self.bare_loss, _Sharding(process, precision, job, shard_ranks, whole))
         for module in self._sharded_modules():
@@ -129,28 +129,11 @@ class Fsdp(Strategy):
             precision.scaler = _ShardScaler(self.process)
         super().adopt(optimizer, precision, clip_norm)
 
-    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        run_backward(micro_batch)
-        findings = self._buffers.notice_changes(kept)
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(kept[name])
-        return findings
-
-    def resume(self) -> None:
-        self._buffers.begin()
-
-    def after_slot(self, slot: int, sums: StepSums) -> None:
-        self._buffers.collect()
-
     def after_step(self, num_slots: int, sums: StepSums) -> None:
         for parameter in self.model.parameters():
             if _is_whole(parameter) and parameter.grad is not None:
                 self.process.sum_(parameter.grad)
-        self._buffers.combine(num_slots)
+        super().after_step(num_slots, sums)
 
     def update(self, divisor: torch.Tensor | None) -> torch.Tensor | None:
         if self.precision.scaler.is_enabled() and self.clip_norm is None:
@@ -162,12 +145,12 @@ class Fsdp(Strategy):
         return [local_part(gradient) for gradient in super().gradients()]
 
     def gradient_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        groups = self.optimizer.param_groups
-        whole = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        # Each element once: of several replicas the first counts, as does the first rank for what
+        # every rank keeps whole.
         mine = [
             torch.linalg.vector_norm(part).square()
-            for gradient, part in zip(whole, gradients, strict=True)
-            if shard_of(gradient, is_first=self.process.is_first).is_mine
+            for gradient, part in zip(super().gradients(), gradients, strict=True)
+            if (self._is_first_replica if is_sharded(gradient) else self.process.is_first)
         ]
         device = gradients[0].device
         zero = torch.zeros((), device=device, dtype=gradients[0].dtype)

@@ -1,0 +1,67 @@
+"""What strategies of several ranks have in common: buffers that forward changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from phalanx.engine.buffers import SharedBuffers
+from phalanx.engine.process import Process
+from phalanx.engine.strategies.base import StepSums, Strategy
+from phalanx.engine.sync_batchnorm import BatchStatistics
+from phalanx.errors import Finding
+from phalanx.recipe.interface import Recipe
+
+
+class Together(Strategy):
+    """Ranks whose BatchNorm statistics and other changing buffers are made the same."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
+        super().__init__(recipe, model, process)
+        self._buffers = SharedBuffers(model, process)
+
+    def synchronise(self, statistics: BatchStatistics) -> None:
+        """BatchNorm takes its statistics over all ranks: forward and backward wait for them."""
+        self.is_lockstep = True
+        self._buffers.is_synced = True
+        statistics.is_silent = lambda: self.is_idle
+
+    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
+        """One pass that is thrown away, to see which buffers forward changes."""
+        with self._buffers.untouched() as before:
+            run_backward(micro_batch)
+            findings = self._buffers.notice_changes(before)
+            self._clear_gradients()
+        return findings
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def resume(self) -> None:
+        self._buffers.begin()
+
+    def after_slot(self, slot: int, sums: StepSums) -> None:
+        self._buffers.collect()
+
+    def after_step(self, num_slots: int, sums: StepSums) -> None:
+        self._buffers.combine(num_slots)
+
+
+def unused_findings(unused: Iterable[str], consequence: str) -> list[Finding]:
+    """Parameters that get no gradient, and what that means under a strategy."""
+    names = list(unused)
+    if not names:
+        return []
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return [
+        Finding(
+            slug="unused-parameters",
+            what=f"{len(names)} parameters get no gradient: {shown}",
+            why=f"a discarded backward pass did not reach them; {consequence}",
+            fix="freeze them with requires_grad_(False), or use them in the loss",
+            severity="warning",
+        )
+    ]
