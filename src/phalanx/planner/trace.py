@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phalanx.planner.footprint import Line, read_lines
+from phalanx.planner.operators import Operator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,10 @@ class Trace:
     """By `fp32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
     checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
+    operators: dict[str, list[Operator]] = field(default_factory=dict)
+    """By `fp32` and `bf16`: forward and backward of one micro-batch."""
+    checkpointed_operators: dict[str, list[Operator]] = field(default_factory=dict)
+    """The same with the blocks recomputed in backward."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
 
@@ -56,4 +61,11 @@ class Trace:
             name: {kind: read_lines(pairs) for kind, pairs in record.get(name, {}).items()}
             for name in ("activation_bytes", "checkpointed_bytes")
         }
-        return cls(**{**record, **lines})
+        operators = {
+            name: {
+                kind: [Operator.from_json(entry) for entry in entries]
+                for kind, entries in record.get(name, {}).items()
+            }
+            for name in ("operators", "checkpointed_operators")
+        }
+        return cls(**{**record, **lines, **operators})

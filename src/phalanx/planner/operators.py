@@ -1,0 +1,48 @@
+"""What a training step computes: its operators, alike ones counted together."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from phalanx.planner.footprint import Line
+
+Kind = Literal["product", "attention", "recurrence", "memory", "view"]
+Phase = Literal["forward", "backward"]
+
+
+class Shape(NamedTuple):
+    """A product of matrices: `batch` times m x k by k x n."""
+
+    batch: Line
+    m: Line
+    n: Line
+    k: Line
+
+
+class Operator(NamedTuple):
+    """Operators of one kind and size, of one micro-batch. Lines are over its samples."""
+
+    kind: Kind
+    """`product` of matrices, and a convolution, which is one of unfolded windows; `attention` in
+    one kernel; `recurrence` of an RNN; `memory` for all that reads and writes more than it
+    computes; `view` for what only the host does."""
+    phase: Phase
+    dtype: str
+    """What is computed in: `fp32`, `half` or `fp64`."""
+    times: int
+    """How many of them there are."""
+    flops: Line
+    """Of one of them; a multiplication and an addition are two."""
+    bytes: Line
+    """Read and written by one of them."""
+    shape: Shape | None = None
+    """Of a product; a convolution's is (groups, output positions, output channels per group,
+    input channels per group x window)."""
+    name: str = ""
+    """Of the operator in torch, for people who look for what takes the time."""
+
+    @classmethod
+    def from_json(cls, record: list[Any]) -> Operator:
+        kind, phase, dtype, times, flops, size, shape, name = record
+        lines = Shape(*(Line(*line) for line in shape)) if shape is not None else None
+        return cls(kind, phase, dtype, times, Line(*flops), Line(*size), lines, name)
