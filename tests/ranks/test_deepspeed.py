@@ -18,6 +18,7 @@ from tests.ranks.runs import (
     train,
     weights,
 )
+from tests.ranks.test_bytes import ODD, SHORT, assert_as_predicted
 from tests.ranks.test_parity import norms_of, plain_loop
 from tests.ranks.test_sync_batchnorm import rounds_of
 
@@ -242,3 +243,20 @@ def test_bf16_keeps_fp32_weights_and_frozen_ones_in_bf16(pool, tmp_path):
     assert not torch.equal(learned, learned.bfloat16().float())
     torch.testing.assert_close(learned, expected["layers.4.weight"], rtol=0, atol=0.03)
     assert findings(run) == ["deepspeed-frozen"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "changes"),
+    [
+        (1, 2, {"precision": "bf16"}),
+        (1, 4, {}),
+        (2, 2, {"optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.0}}),
+        (2, 4, {"precision": "bf16"}),
+        (3, 2, {"precision": "bf16"}),
+        (3, 4, {}),
+    ],
+)
+def test_a_rank_holds_what_the_planner_says(pool, tmp_path, stage, ranks, changes):
+    # Two optimizer groups: ZeRO pads each.
+    run = zero(tmp_path, stage, ranks=ranks, options=ODD | {"groups": True}, **SHORT, **changes)
+    assert_as_predicted(pool, run, ranks)

@@ -24,12 +24,14 @@ def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: floa
     groups = [part for group in groups for part in _apart(group)]
     for group in groups:
         group["lr_scale"] = group.get("lr_scale", 1.0)
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": job.weight_decay}
     fused = can_fuse(model)
-    settings: dict[str, Any] = {"lr": lr, "weight_decay": job.weight_decay, "fused": fused}
     if job.name == "sgd":
+        # torch 2.13 has a fused AdamW for shards, and no fused SGD.
+        settings["fused"] = fused and not any(map(is_sharded, model.parameters()))
         return torch.optim.SGD(groups, momentum=job.momentum, nesterov=job.nesterov, **settings)
     betas = (job.betas[0], job.betas[1])
-    return torch.optim.AdamW(groups, betas=betas, eps=job.eps, **settings)
+    return torch.optim.AdamW(groups, betas=betas, eps=job.eps, fused=fused, **settings)
 
 
 def _apart(group: dict[str, Any]) -> list[dict[str, Any]]:

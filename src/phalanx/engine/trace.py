@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.parameters import list_weights
 from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.engine.tensor_file import as_bytes
 from phalanx.errors import Finding, UserError, errors_of
@@ -70,9 +71,9 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
             )
         )
     trainable = [p for p in parameters if p.requires_grad]
-    blocks = [
-        {id(p): p.nbytes for p in block.parameters()} for _, block in find_blocks(recipe, model)
-    ]
+    found = find_blocks(recipe, model)
+    weights = list_weights(recipe, model, found)
+    blocks = [{id(p): p.nbytes for p in block.parameters()} for _, block in found]
     inside = {key for block in blocks for key in block}
     outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -93,6 +94,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         num_blocks=len(blocks),
         largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
         outside_bytes=outside_bytes,
+        weights=weights,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=_fetch_seconds(train),

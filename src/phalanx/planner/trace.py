@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from phalanx.planner.footprint import Line, read_lines
 from phalanx.planner.operators import Operator
+
+
+class Weight(NamedTuple):
+    """One parameter of the model."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    learns: bool = True
+    group: int | None = 0
+    """The optimizer's group; None when the optimizer does not get it."""
+    block: int | None = None
+    """The repeated part that it is in."""
+    is_floating: bool = True
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +53,8 @@ class Trace:
     """Weights of the largest of them."""
     outside_bytes: int = 0
     """Weights in none of them."""
+    weights: list[Weight] = field(default_factory=list)
+    """Every parameter: in the order in which the optimizer gets them, then the others."""
     metric: str
     metric_mode: str
     fetch_s: float | None = None
@@ -68,4 +88,5 @@ class Trace:
             }
             for name in ("operators", "checkpointed_operators")
         }
-        return cls(**{**record, **lines, **operators})
+        weights = [Weight(tuple(shape), *rest) for shape, *rest in record.get("weights", [])]
+        return cls(**{**record, **lines, **operators, "weights": weights})
