@@ -20,8 +20,8 @@ from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.job import load_job
 from phalanx.planner.deepspeed import deepspeed_settings
-from phalanx.planner.shares import Share
 from phalanx.planner.plan import Decision
+from phalanx.planner.shares import Share
 from phalanx.recipe.load import load_recipe
 from tests.ranks import fresh_deepspeed, held
 

@@ -68,6 +68,11 @@ class Footprint:
     """Parts that are kept in host memory."""
     gathered_bytes: int = 0
     """What a spread model gathers at once."""
+    unreduced_bytes: int = 0
+    """Gradients of a block before they are spread, which come while activations go."""
+    last_reduced_bytes: int = 0
+    """Gradients outside of the blocks, which are spread at the end, when all activations are gone
+    and nothing is gathered."""
     input_bytes: int = 0
     """Of one sample."""
     kept: list[Line] | None = None
@@ -93,27 +98,49 @@ class Footprint:
     ) -> Parts:
         """What the device of one rank holds, which runs `samples` samples in a step; in one pass,
         gradients come while activations go."""
-        lines = self.checkpointed if is_checkpointed else self.kept
-        both = self.checkpointed_with_gradients if is_checkpointed else self.kept_with_gradients
-        activations = max(line.at(micro_batch) for line in lines) if lines else None
-        if is_one_pass and both:
-            most = max(line.at(micro_batch) for line in both)
-            activations = max(0, most - self.gradient_bytes)
 
         def held(part: str, size: int) -> int:
             size = size // shards if part in self.spread else size
             return 0 if part in self.offloaded else size
 
+        gradients = held("gradients", gradient_copies * self.gradient_bytes)
         return Parts(
             weights=held("weights", self.weight_bytes),
-            gradients=held("gradients", gradient_copies * self.gradient_bytes),
+            gradients=gradients,
             optimizer=held("optimizer", self.optimizer_bytes),
             average=held("average", self.average_bytes),
             gathered=self.gathered_bytes,
             workspaces=self.workspace_bytes,
             inputs=2 * samples * self.input_bytes,
-            activations=activations,
+            activations=self._activations(
+                micro_batch, is_checkpointed, shards, gradients if is_one_pass else None
+            ),
         )
+
+    def _activations(
+        self, micro_batch: int, is_checkpointed: bool, shards: int, coming: int | None
+    ) -> int | None:
+        """Bytes beside the rest of the state; `coming` are gradients that are part of the state and
+        not there when backward begins.
+
+        With A bytes of activations at most and T of activations and whole gradients together, at a
+        moment with g bytes of gradients there are at most min(A, T - g) of activations. A rank that
+        keeps g / n of them, and u whole until they are spread, has most at g = T - A:
+            A + (T - A) / n + min(u, T - A)
+        """
+        lines = self.checkpointed if is_checkpointed else self.kept
+        if not lines:
+            return None
+        both = self.checkpointed_with_gradients if is_checkpointed else self.kept_with_gradients
+        alone = max(line.at(micro_batch) for line in lines)
+        later = self.unreduced_bytes
+        if both:
+            later = max(0, max(line.at(micro_batch) for line in both) - alone)
+        most = alone + min(self.unreduced_bytes, later)
+        if coming is not None and both:
+            most += later // shards - coming
+        at_the_end = self.last_reduced_bytes - self.gathered_bytes
+        return max(0, most, at_the_end)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
@@ -12,38 +13,43 @@ from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.shares import largest_share, layout_of, weights_of
 from phalanx.planner.trace import Trace
 
 FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
 def make_footprint(
-    job: Job, trace: Trace, precision: str, strategy: str, cards: Iterable[Gpu] = ()
+    job: Job,
+    trace: Trace,
+    precision: str,
+    strategy: str,
+    cards: Iterable[Gpu] = (),
+    shards: int = 1,
 ) -> Footprint:
-    """What the model and a sample take in this precision, with the job's optimizer."""
+    """What the model and a sample take in this precision, with the job's optimizer, on the rank
+    that holds most; `shards` ranks share a copy of what the strategy spreads."""
     is_half = precision in ("bf16", "fp16")
-    wide = 2 if precision == "fp64" else 1  # every other one leaves the weights as they are
-    trainable = trace.trainable_bytes
-    if trainable is None:
-        trainable = 4 * trace.trainable_parameters
-    average = max(trainable, 4 * trace.trainable_parameters)  # kept in fp32 or wider
-    copies = 2 if job.optimizer.name == "adamw" else int(bool(job.optimizer.momentum))
-    weights, gradients = trace.parameter_bytes, trainable
-    if strategy == "deepspeed":
-        copies += 1  # ZeRO updates fp32 weights of its own
-        if is_half:
-            weights, gradients = weights // 2, gradients // 2
+    wide = 2 if precision == "fp64" else 1  # every other one leaves activations as they are
+    weights = weights_of(trace)
+    layout = layout_of(job, strategy=strategy, precision=precision, shards=shards)
+    share = largest_share(weights, layout)
+    gradients = share.gradients
+    if layout.stage == 1:  # whole until backward is over
+        gradients = sum(w.learns * w.elements * layout.itemsize(w) for w in weights)
     traced = "bf16" if is_half else "fp32"
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
+    gathered = _gathered(job, trace, is_half, strategy)
     return Footprint(
-        weight_bytes=wide * weights,
-        gradient_bytes=wide * gradients,
-        optimizer_bytes=wide * copies * trainable,
-        average_bytes=wide * average if job.ema.decay is not None else 0,
-        spread=_spread(job, strategy),
+        weight_bytes=share.weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=share.optimizer,
+        average_bytes=share.average,
         offloaded=_offloaded(job, strategy),
-        gathered_bytes=wide * _gathered(job, trace, is_half, strategy),
+        gathered_bytes=wide * gathered.weights,
+        unreduced_bytes=wide * gathered.block_gradients,
+        last_reduced_bytes=wide * gathered.outside_gradients,
         input_bytes=trace.input_bytes or 0,
         kept=_changed(trace.activation_bytes.get(traced), wide, uncopied),
         checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, uncopied),
@@ -67,12 +73,6 @@ def _workspaces(cards: Iterable[Gpu]) -> int:
     return 2 * (32 * 2**20 if newest >= (9, 0) else 2 * 4 * 2**20 + 8 * 16 * 2**10)
 
 
-def _spread(job: Job, strategy: str) -> list[str]:
-    everything = ["optimizer", "average", "gradients", "weights"]
-    stage = {"fsdp": 3, "deepspeed": job.deepspeed.stage}.get(strategy, 0)
-    return everything[: stage + 1] if stage else []
-
-
 def _offloaded(job: Job, strategy: str) -> list[str]:
     if strategy == "fsdp" and job.fsdp.offload:
         return ["weights", "gradients", "optimizer", "average"]
@@ -84,20 +84,41 @@ def _offloaded(job: Job, strategy: str) -> list[str]:
     )
 
 
-def _gathered(job: Job, trace: Trace, is_half: bool, strategy: str) -> int:
-    """Weights: the part outside of the blocks, a block and the next one. Gradients: those of a
-    block before they are spread, or DeepSpeed's bucket for all of them."""
-    if strategy not in ("fsdp", "deepspeed"):
-        return 0
-    block = trace.largest_block_bytes
-    weights = trace.outside_bytes + 2 * block
-    if strategy == "fsdp" and not job.fsdp.reshard_after_forward:
-        weights = trace.parameter_bytes
-    gradients = block
+class _Gathered(NamedTuple):
+    """Bytes that a rank has of other ranks' shards, besides its own."""
+
+    weights: int = 0
+    block_gradients: int = 0
+    outside_gradients: int = 0
+
+
+def _gathered(job: Job, trace: Trace, is_half: bool, strategy: str) -> _Gathered:
+    """FSDP2 in torch 2.13, with B bytes in the largest block and R outside of the blocks:
+
+    forward, in a block:    R + B gathered + B of the buffer it was gathered in, which stays until
+                            the next block is gathered (comm_ctx.all_gather_state)
+    the loss:               R + B: the buffer of the last block
+    backward, in a block:   R + B gathered + B of the buffer of the next one, fetched ahead;
+                            its gradients, B; the input of the last reduction, B in fp32
+    its end:                gradients of R, and the input of their reduction, R in fp32; no weights
+
+    Weights and their gradients are in 16 bits under bf16 and fp16. So R + 2 B of weights are there
+    all the time (an upper bound at the loss: B too many), and up to 2 B of gradients later.
+    tests/ranks/test_bytes.py counts these storages.
+
+    DeepSpeed reduces gradients in a bucket, which it allocates at once."""
+    block, outside = trace.largest_block_bytes, trace.outside_bytes
+    narrow = 2 if is_half else 1
     if strategy == "deepspeed":
-        gradients = min(trace.parameter_bytes, 4 * BUCKET) // (2 if is_half else 1)
-        weights = weights if job.deepspeed.stage == 3 else 0
-    return (weights // 2 if is_half else weights) + gradients
+        bucket = min(trace.parameter_bytes, 4 * BUCKET) // narrow
+        weights = (outside + 2 * block) // narrow if job.deepspeed.stage == 3 else 0
+        return _Gathered(weights + bucket)
+    if strategy != "fsdp":
+        return _Gathered()
+    weights = outside + 2 * block
+    if not job.fsdp.reshard_after_forward:
+        weights = trace.parameter_bytes + block
+    return _Gathered(weights // narrow, block // narrow + block, outside // narrow + outside)
 
 
 def _changed(lines: list[Line] | None, wide: int, less: int) -> list[Line] | None:
@@ -124,8 +145,8 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if is_exact else 1,
         shards=plan.shard_ranks.value,
-        # DDP makes room for all gradients beforehand; shards are small.
-        is_one_pass=busiest == 1 and plan.strategy.value == "single" and not is_exact,
+        # DDP makes room for all gradients beforehand, and ZeRO at stage 3.
+        is_one_pass=busiest == 1 and plan.strategy.value in ("single", "fsdp") and not is_exact,
     )
 
 

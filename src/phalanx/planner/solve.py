@@ -121,7 +121,12 @@ def solve_plan(
         has_batchnorm=trace.has_batchnorm,
         num_blocks=trace.num_blocks,
         footprint=make_footprint(
-            job, trace, precision.value, chosen.strategy.value, placement.cards
+            job,
+            trace,
+            precision.value,
+            chosen.strategy.value,
+            placement.cards,
+            chosen.shard_ranks.value,
         ),
         device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},

@@ -5,6 +5,7 @@ import pytest
 from phalanx.planner.deepspeed import deepspeed_settings
 from phalanx.planner.memory import predict_parts
 from phalanx.planner.revise import halve_micro_batch, what_would_fit
+from phalanx.planner.trace import Weight
 
 CONFIG = {
     "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": False}},
@@ -78,13 +79,14 @@ def test_gradients_in_fp32_at_stage_1_are_refused(solve):
 MIB = 2**20
 SIZES = {"parameters": 8 * MIB, "parameter_bytes": 32 * MIB}
 SIZES |= {"trainable_parameters": 4 * MIB, "trainable_bytes": 16 * MIB}
+SIZES["weights"] = [Weight((1024, 1024), 4)] * 4 + [Weight((1024, 4096), 4, False, None)]
 
 
 @pytest.mark.parametrize(
     ("stage", "offload", "weights", "gradients", "optimizer"),
     [
         # bf16: 16 MiB of weights, 8 of gradients; fp32: 16 MiB of weights and of each moment. What
-        # is spread is halved.
+        # is spread is halved. Stage 3 keeps no parameter of more than 100,000 elements whole.
         (1, False, 16, 8, 24),
         (2, False, 16, 4, 24),
         (2, True, 16, 4, 0),

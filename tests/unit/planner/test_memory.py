@@ -6,15 +6,18 @@ from hypothesis import strategies as st
 
 from phalanx.planner.footprint import Line, upper_lines
 from phalanx.planner.memory import predict_parts
+from phalanx.planner.trace import Weight
 
 MIB = 2**20
 GIB = 2**30
+STEPS = 50 * 4  # AdamW's count of steps, for each parameter that learns
 TRACE = {
     "num_blocks": 12,
     "parameters": 100 * MIB,
     "trainable_parameters": 25 * MIB,
     "parameter_bytes": 400 * MIB,
     "trainable_bytes": 100 * MIB,
+    "weights": [Weight((512, 1024), 4)] * 50 + [Weight((75, 2**20), 4, False, None)],
     "input_bytes": MIB,
     "activation_bytes": {"fp32": [Line(0, 2 * GIB)], "bf16": [Line(GIB, GIB)]},
     "checkpointed_bytes": {"fp32": [Line(0, GIB)], "bf16": [Line(GIB, 0), Line(0, GIB // 4)]},
@@ -63,8 +66,9 @@ def test_memory_is_predicted_by_part(solve):
     parts = predict_parts(plan)
     # Frozen weights have no gradient, no moments and no average; 8 samples a step and 8 ahead.
     cublas = 2 * (8 * MIB + 128 * 2**10)  # before Hopper, for forward's thread and backward's
-    assert parts == (400 * MIB, 100 * MIB, 200 * MIB, 100 * MIB, 0, cublas, 16 * MIB, 5 * GIB)
-    assert plan.memory_bytes.value == parts.total == 816 * MIB + 5 * GIB + cublas
+    moments = 200 * MIB + STEPS
+    assert parts == (400 * MIB, 100 * MIB, moments, 100 * MIB, 0, cublas, 16 * MIB, 5 * GIB)
+    assert plan.memory_bytes.value == parts.total == 816 * MIB + STEPS + 5 * GIB + cublas
     for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
         assert text in plan.memory_bytes.reason
     assert predict_parts(plan, is_checkpointed=True).activations == GIB
@@ -88,15 +92,43 @@ def test_in_one_pass_gradients_come_while_activations_go(solve):
 def test_shards_are_predicted_with_what_is_gathered(solve):
     trace = {**TRACE, "largest_block_bytes": 20 * MIB, "outside_bytes": 40 * MIB}
     keys = {"global_batch_size": 16, "micro_batch_size": 4, "trace": trace, "strategy": "fsdp"}
-    # Two blocks and the rest in 16 bits, and the gradients of a block.
-    held = (200 * MIB, 50 * MIB, 100 * MIB, 0, 60 * MIB)
+    # Two blocks and the rest in 16 bits. 75 frozen rows are 38 on the first rank, and padded to 38
+    # on the other.
+    weights = (50 * 2 + 38 * 4) * MIB - 50 * MIB
+    held = (weights, 50 * MIB, 100 * MIB + STEPS, 0, 40 * MIB)
     parts = predict_parts(solve("2x4090", **keys)[0])
     assert parts[:5] == held
-    assert parts.activations == 5 * GIB - 200 * MIB, "no copies of the weights in 16 bits"
+    # No copies of the weights in 16 bits; a block's gradients in 16 bits, and their sum in 32.
+    assert parts.activations == 5 * GIB - 200 * MIB + 30 * MIB
     parts = predict_parts(solve("2x4090", fsdp={"offload": True}, **keys)[0])
-    assert parts[:5] == (0, 0, 0, 0, 60 * MIB)
+    assert parts[:5] == (0, 0, 0, 0, 40 * MIB)
     parts = predict_parts(solve("2x4090", fsdp={"reshard_after_forward": False}, **keys)[0])
-    assert parts.gathered == 220 * MIB
+    assert parts.gathered == 210 * MIB
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        # The most activations are there before any gradient is: only those of two passes count.
+        pytest.param((0, GIB), (4 * GIB - 50 * MIB, 4 * GIB), id="at-the-loss"),
+        # 100 MiB of gradients at the peak: half of them are kept here, 30 MiB are on their way.
+        pytest.param((100 * MIB, GIB), (4 * GIB + 30 * MIB, 4 * GIB + 30 * MIB), id="at-the-end"),
+        # Where all the gradients are outside of blocks, they meet at the end.
+        pytest.param((0, 0), (980 * MIB, 980 * MIB), id="outside"),
+    ],
+)
+def test_shards_of_gradients_come_while_activations_go(solve, most, expected):
+    alone = GIB if most[1] else 0
+    lines = {"bf16": [Line(200 * MIB, alone)]}
+    lines["bf16+gradients"] = [Line(most[0] + 200 * MIB, alone)]
+    outside = 40 * MIB if alone else 1000 * MIB
+    trace = {**TRACE, "largest_block_bytes": 20 * MIB, "activation_bytes": lines}
+    trace |= {"outside_bytes": outside, "checkpointed_bytes": {}}
+    for passes, activations in zip((1, 2), expected, strict=True):
+        keys = {"global_batch_size": 8 * passes, "micro_batch_size": 4, "strategy": "fsdp"}
+        parts = predict_parts(solve("2x4090", precision="bf16", trace=trace, **keys)[0])
+        assert parts.gathered == (outside + 2 * 20 * MIB) // 2
+        assert parts.activations == activations
 
 
 @pytest.mark.parametrize(
@@ -113,7 +145,9 @@ def test_zero_is_predicted_by_stage(solve, settings, expected):
     trace = {**TRACE, "largest_block_bytes": 20 * MIB, "outside_bytes": 40 * MIB}
     keys = {"global_batch_size": 16, "micro_batch_size": 4, "trace": trace, "precision": "bf16"}
     plan, _ = solve("2x4090", strategy="deepspeed", deepspeed=settings, **keys)
-    assert predict_parts(plan)[:5] == tuple(size * MIB for size in expected)
+    weights, gradients, optimizer, *others = (size * MIB for size in expected)
+    steps = 4 if optimizer else 0  # one flat tensor
+    assert predict_parts(plan)[:5] == (weights, gradients, optimizer + steps, *others)
 
 
 def test_exact_keeps_gradients_for_each_level_of_the_tree(solve):

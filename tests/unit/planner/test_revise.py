@@ -164,12 +164,13 @@ CUBLAS = 2 * (8 * 2**20 + 128 * 2**10)
 
 
 def test_checkpointing_is_turned_on_where_the_job_leaves_it_open(solve):
+    more = CUBLAS + 4  # and AdamW's count of steps
     plan = solve("8xa100", trace=LARGE, micro_batch_size=4)[0]
     assert plan.activation_checkpointing.value is False
     revised = recompute_activations(plan)
     assert changes_between(plan, revised) == {
         "activation_checkpointing": {"old": False, "new": True},
-        "memory_bytes": {"old": 19 * GIB + CUBLAS, "new": 16 * GIB + GIB // 2 + CUBLAS},
+        "memory_bytes": {"old": 19 * GIB + more, "new": 16 * GIB + GIB // 2 + more},
     }
     assert Plan.from_json(revised.to_json()) == revised
     assert recompute_activations(revised) is None
