@@ -7,12 +7,13 @@ from functools import cache
 import pytest
 
 import phalanx
-from phalanx.errors import UserError
+from phalanx.errors import ExitCode, UserError
 from phalanx.launch import prepare as preparing
 from phalanx.launch import sweep as sweeping
 from phalanx.launch.trace import trace_recipe
 from phalanx.machine import cannot_train
-from tests.cli.command import MACHINES, fixture_machine, run_cli
+from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
+from tests.unit.planner.test_fit import sizes
 
 
 @cache
@@ -224,3 +225,20 @@ def test_a_wrong_sweep(argv, slug):
     done = run_cli("plan", "digits", *argv)
     assert done.code == 2
     assert f"error[{slug}]" in done.err
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, monkeypatch):
+    large = replace(digits(), **sizes(30))
+    monkeypatch.setattr(preparing, "trace_recipe", lambda spec, options: (large, []))
+    # The host memory of a machine that is only named is not enough to keep the state.
+    where, fix = ["--machine", "2x RTX 4090"], "the same job on 8 GPUs, which needs 20.3 GiB"
+    if command == "train":
+        where, fix = [], "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB of 24.0 GiB"
+        pretend_machine(monkeypatch, "2x4090")
+    done = run_cli(command, "digits", "--batch-size", "8", *where)
+    assert done.code == ExitCode.USAGE
+    for text in ("error[does-not-fit]: ", "65.3 GiB", "24.0 GiB", "optimizer 30.0 GiB"):
+        assert text in done.err
+    assert f"fix: {fix}" in done.err
+    assert list(tmp_path.iterdir()) == []

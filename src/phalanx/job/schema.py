@@ -20,6 +20,7 @@ from pydantic import (
 
 Unit = Literal["steps", "epochs", "minutes", "percent"]
 
+_MANY = 10**9  # more epochs, steps or samples at a time than anybody means
 _INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?|minutes?|min|%|percent)?\s*$")
 _UNITS: dict[str, Unit] = {
     "step": "steps",
@@ -148,7 +149,7 @@ class Evaluate(_Strict):
 
     every: Every | None = Interval(count=1, unit="epochs")
     """How often to evaluate; `null` evaluates only at the end."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=_MANY)
     """Samples per forward in evaluation. Default: the micro-batch."""
     metric: str | None = None
     """The metric that decides what is best. Default: the recipe's own choice."""
@@ -241,21 +242,21 @@ class Job(_Strict):
     output: str = Field(default="runs", min_length=1)
     """Folder that receives run directories."""
 
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1, le=_MANY)
     """Train for this many passes over the data. Exclusive with `steps`."""
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=_MANY)
     """Train for this many optimizer steps. Exclusive with `epochs`."""
     stop_after: Every | None = None
     """Stop early after this much training in this session, save, and exit 75 (safe to requeue)."""
 
-    global_batch_size: int | None = Field(default=None, ge=1)
+    global_batch_size: int | None = Field(default=None, ge=1, le=_MANY)
     """Samples per optimizer step over all ranks. Exclusive with `batch_per_gpu`."""
-    batch_per_gpu: int | None = Field(default=None, ge=1)
+    batch_per_gpu: int | None = Field(default=None, ge=1, le=_MANY)
     """Samples per forward on each rank; times ranks and accumulation it becomes the global batch
     once, at planning, and then stays."""
-    gradient_accumulation: int | None = Field(default=None, ge=1)
+    gradient_accumulation: int | None = Field(default=None, ge=1, le=_MANY)
     """Micro-batches each rank adds up per optimizer step."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1, le=_MANY)
     """Samples per forward on one rank. Default: the global batch divided by the ranks."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)

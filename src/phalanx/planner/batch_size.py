@@ -155,14 +155,19 @@ def arithmetic_findings(job: Job, sizes: BatchChoice, ranks: int) -> list[Findin
 def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: bool) -> list[Finding]:
     findings = []
     slots = len(batch.slots_of(0))
+    if batch.global_batch_size > batch.num_samples:
+        findings.append(_beyond_the_data(batch))
     if slots < ranks:
+        larger = ranks * batch.micro_batch_size
         findings.append(
             Finding(
                 slug="idle-ranks",
                 what=f"{ranks - slots} of {ranks} ranks have nothing to do",
                 why=f"{min(batch.global_batch_size, batch.num_samples)} samples in micro-batches "
                 f"of at most {batch.micro_batch_size} give {slots}",
-                fix=f"--batch-size {ranks * batch.micro_batch_size}, or --gpus {slots}",
+                fix=f"--batch-size {larger}, or --gpus {slots}"
+                if larger <= batch.num_samples
+                else f"micro_batch_size={max(1, batch.num_samples // ranks)}, or --gpus {slots}",
                 severity="warning",
             )
         )
@@ -181,6 +186,18 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: boo
             )
         )
     return findings
+
+
+def _beyond_the_data(batch: BatchPlan) -> Finding:
+    return Finding(
+        slug="batch-beyond-data",
+        what=f"a global batch of {batch.global_batch_size} is more than the {batch.num_samples} "
+        "samples there are",
+        why=f"every step sees all {batch.num_samples} samples of the train split once and is an "
+        "epoch; a learning rate that is scaled with the batch is scaled for the larger one",
+        fix=f"--batch-size {batch.num_samples}, or less",
+        severity="warning",
+    )
 
 
 def _statistics_of(is_synced: bool) -> str:

@@ -104,24 +104,25 @@ class Footprint:
             return 0 if part in self.offloaded else size
 
         gradients = held("gradients", gradient_copies * self.gradient_bytes)
+        activations, waiting = self._at_the_peak(
+            micro_batch, is_checkpointed, shards, gradients if is_one_pass else None
+        )
         return Parts(
             weights=held("weights", self.weight_bytes),
             gradients=gradients,
             optimizer=held("optimizer", self.optimizer_bytes),
             average=held("average", self.average_bytes),
-            gathered=self.gathered_bytes,
+            gathered=self.gathered_bytes + waiting,
             workspaces=self.workspace_bytes,
             inputs=2 * samples * self.input_bytes,
-            activations=self._activations(
-                micro_batch, is_checkpointed, shards, gradients if is_one_pass else None
-            ),
+            activations=activations,
         )
 
-    def _activations(
+    def _at_the_peak(
         self, micro_batch: int, is_checkpointed: bool, shards: int, coming: int | None
-    ) -> int | None:
-        """Bytes beside the rest of the state; `coming` are gradients that are part of the state and
-        not there when backward begins.
+    ) -> tuple[int | None, int]:
+        """Bytes of activations, and of gradients that wait to be spread; `coming` are gradients
+        that are counted elsewhere and are not there when backward begins.
 
         With A bytes of activations at most and T of activations and whole gradients together, at a
         moment with g bytes of gradients there are at most min(A, T - g) of activations. A rank that
@@ -129,18 +130,16 @@ class Footprint:
             A + (T - A) / n + min(u, T - A)
         """
         lines = self.checkpointed if is_checkpointed else self.kept
-        if not lines:
-            return None
         both = self.checkpointed_with_gradients if is_checkpointed else self.kept_with_gradients
-        alone = max(line.at(micro_batch) for line in lines)
-        later = self.unreduced_bytes
-        if both:
+        alone = max(line.at(micro_batch) for line in lines) if lines else None
+        later = None
+        if alone is not None and both:
             later = max(0, max(line.at(micro_batch) for line in both) - alone)
-        most = alone + min(self.unreduced_bytes, later)
-        if coming is not None and both:
-            most += later // shards - coming
-        at_the_end = self.last_reduced_bytes - self.gathered_bytes
-        return max(0, most, at_the_end)
+            if coming is not None:
+                alone = max(0, alone + later // shards - coming)
+        waiting = self.unreduced_bytes if later is None else min(self.unreduced_bytes, later)
+        at_the_end = self.last_reduced_bytes - self.gathered_bytes - (alone or 0)
+        return alone, max(waiting, at_the_end)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -24,6 +24,7 @@ from phalanx.planner.deepspeed import (
     choose_zero_stage,
     deepspeed_findings,
 )
+from phalanx.planner.fit import fit_findings
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import (
     choose_activation_checkpointing,
@@ -133,6 +134,9 @@ def solve_plan(
         identity=_identity(job, trace, batch, precision.value),
     )
     plan, about_memory = choose_activation_checkpointing(job, plan, previous)
+    if previous is None:  # a run that goes on has shown that it fits, or is being cut
+        hosts = machine.nodes * machine.memory.total_bytes
+        about_memory += fit_findings(job, trace, plan, placement.cards, hosts)
     return plan, findings + about_memory
 
 

@@ -140,7 +140,13 @@ _LOAD = (
         "text for a number",
         "recipe: digits\nepochs: ten\nglobal_batch_size: 64\n",
         ("wrong-value",),
-        ('"ten"', "a whole number (1 or more)", "job.yaml:2", "epochs: 10"),
+        ('"ten"', "a whole number (1 or more, at most 1000000000)", "job.yaml:2", "epochs: 10"),
+    ),
+    (
+        "absurd sizes",
+        "recipe: digits\nepochs: 1000000000000000\nglobal_batch_size: 1000000000000\n",
+        ("wrong-value", "wrong-value"),
+        ("1000000000000000", "1000000000000", "at most 1000000000"),
     ),
     (
         "quoted number",

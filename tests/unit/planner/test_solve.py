@@ -193,7 +193,9 @@ def test_ranks_with_nothing_to_do_are_a_finding(solve):
 def test_ranks_idle_because_the_data_is_small_are_a_finding(solve):
     # A batch of 64 over 2 ranks is 2 slots of 32, but 7 samples never fill more than one.
     _, findings = solve(devices={"cpu": 2}, global_batch_size=64, trace={"num_samples": 7})
-    assert slugs(findings) == ["idle-ranks"]
+    beyond, idle = findings
+    assert (beyond.slug, beyond.fix) == ("batch-beyond-data", "--batch-size 7, or less")
+    assert (idle.slug, idle.fix) == ("idle-ranks", "micro_batch_size=3, or --gpus 1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""A job that cannot run says so, with the smallest change that would make it."""
+
+import pytest
+
+from phalanx.planner.footprint import Line
+from phalanx.planner.trace import Weight
+
+GIB = 2**30
+
+
+def sizes(gib, *, per_sample=0, checkpointed=0):
+    """A model of so many GiB of fp32 weights in 16 blocks and as much outside as in one."""
+    weights = [Weight((1024, gib * 2**28 // 1024 // 17), 4, block=n) for n in range(17)]
+    total = sum(4 * w.elements for w in weights)
+    return {
+        "weights": weights,
+        "parameters": total // 4,
+        "trainable_parameters": total // 4,
+        "parameter_bytes": total,
+        "trainable_bytes": total,
+        "num_blocks": 16,
+        "largest_block_bytes": total // 17,
+        "outside_bytes": total // 17,
+        "activation_bytes": {"fp32": [Line(0, 2 * per_sample)], "bf16": [Line(0, per_sample)]},
+        "checkpointed_bytes": {"fp32": [Line(0, checkpointed)], "bf16": [Line(0, checkpointed)]},
+    }
+
+
+def case(name, model, keys, fix):
+    return pytest.param(model, keys, fix, id=name)
+
+
+OFF = {"activation_checkpointing": "off"}
+OFFLOAD = "deepspeed.offload_optimizer=true deepspeed.offload_parameters=true"
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "fix"),
+    [
+        # 4 GiB of state; one sample takes 32 GiB in fp32 and 16 in bf16. A 4090 has 24 GiB.
+        case(
+            "bf16",
+            sizes(1, per_sample=16 * GIB),
+            {"precision": "fp32", **OFF},
+            "precision=bf16, which needs 20.0 GiB of 24.0 GiB",
+        ),
+        case(
+            "checkpointing",
+            sizes(1, per_sample=30 * GIB, checkpointed=GIB),
+            {"precision": "bf16", **OFF},
+            "activation_checkpointing=on, which needs 5.0 GiB of 24.0 GiB",
+        ),
+        # 4 x 8 GiB of state; half of that, and 3/17 of 8 GiB that are gathered or wait.
+        case("fsdp", sizes(8), {"strategy": "ddp"}, "strategy=fsdp, which needs 17.4 GiB"),
+        case("offload", sizes(30), {}, "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB"),
+        # The host has 125.5 GiB: 4 x 60 GiB of state have to be spread further.
+        case("gpus", sizes(60), {}, "the same job on 32 GPUs, which needs 18.1 GiB"),
+        case("one-gpu", sizes(60), {"devices": {"gpus": 1}}, "strategy=fsdp on 32 GPUs, which"),
+        case(
+            "zero",
+            sizes(30),
+            {"strategy": "deepspeed", "deepspeed": {"stage": 1}},
+            f"deepspeed.stage=3 {OFFLOAD}, which needs 11.1 GiB",
+        ),
+        # Already with all that the job can say: what one rank gathers is too much for any 4090.
+        case(
+            "card",
+            sizes(200),
+            {"strategy": "fsdp", "fsdp": {"offload": True}},
+            "the same job on L40S, which needs 35.3 GiB of 45.0 GiB",
+        ),
+        case("nothing", sizes(30000), {}, "a smaller model"),
+    ],
+)
+def test_what_does_not_fit_says_what_would(solve, model, keys, fix):
+    plan, findings = solve("2x4090", trace=model, global_batch_size=8, **keys)
+    (finding,) = [f for f in findings if f.slug == "does-not-fit"]
+    assert finding.severity == "error"
+    assert finding.fix.startswith(fix)
+    assert "NVIDIA GeForce RTX 4090 has 24.0 GiB" in finding.what
+    assert f"predicted for {plan.strategy.value} on " in finding.why
+
+
+def test_a_micro_batch_that_is_too_large_is_a_warning(solve):
+    keys = {"global_batch_size": 64, "precision": "bf16", "activation_checkpointing": "off"}
+    _, (finding,) = solve("2x4090", trace=sizes(1, per_sample=GIB), **keys)
+    assert (finding.slug, finding.severity) == ("micro-batch-too-large", "warning")
+    assert "micro-batches of 32 need 36." in finding.what
+    assert finding.fix == "micro_batch_size=16"
+    _, findings = solve("cpu", trace=sizes(1, per_sample=GIB), **keys)
+    assert findings == [], "host memory is not watched"
+
+
+def test_a_loss_that_cannot_be_traced_is_said(solve):
+    trace = {"activations_unknown": "RuntimeError: sizes do not match"}
+    _, (finding,) = solve("2x4090", trace=trace)
+    assert (finding.slug, finding.severity) == ("activations-unknown", "warning")
+    assert "RuntimeError: sizes do not match" in finding.why
+    assert solve("cpu", trace=trace)[1] == []
