@@ -124,3 +124,10 @@ def test_an_overflow_in_one_shard_is_one_for_all(pool, tmp_path):
     assert scales(one)[-1] / 4 <= scales(many)[-1] <= scales(one)[-1]
     assert losses(many)[30] == pytest.approx(losses(one)[30], rel=0.05)
     assert losses(many)[30] < 0.8 * losses(many)[1]
+
+
+def test_sgd_equals_that_of_one_rank(pool, tmp_path):
+    changes = {"options": OPTIONS, "optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": 1.0}}
+    one = train(pool, make_run(tmp_path / "one", ranks=1, **changes), ranks=1)
+    many = train(pool, fsdp(tmp_path / "many", ranks=2, **changes), ranks=2)
+    assert losses(many) == pytest.approx(losses(one), rel=0, abs=TOLERANCE)

@@ -4,12 +4,14 @@ import json
 import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from phalanx.engine.trace import run_trace, trace_recipe
 from phalanx.planner.trace import Trace
 
+PARITY = f"{Path(__file__).parents[2] / 'fixtures' / 'recipes' / 'parity.py'}:Parity"
 TEMPLATE = """
 import random
 import numpy as np
@@ -260,3 +262,15 @@ def test_a_request_is_answered_in_json(make, tmp_path):
     answer = json.loads(result.read_text())
     assert answer["trace"] is None
     assert answer["findings"][0]["slug"] == "wrong-option"
+
+
+def test_parameters_are_listed_as_the_optimizer_gets_them():
+    trace, _ = trace_recipe(PARITY, {"blocks": 2, "gain": True, "frozen": True, "groups": True})
+    listed = trace.weights
+    assert sum(weight.elements for weight in listed) == trace.parameters
+    assert sum(w.elements * w.itemsize for w in listed if w.learns) == trace.trainable_bytes
+    groups = [weight.group for weight in listed]
+    assert groups == [0] * 6 + [1] * 11 + [None] * 2
+    assert [w.shape for w in listed if not w.learns] == [(24, 12), (24,)]
+    assert [w.shape for w in listed if w.block == 1] == [(48, 24), (24, 48), (48,), *[(24,)] * 3]
+    assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
