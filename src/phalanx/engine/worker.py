@@ -45,7 +45,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
         with listening, join(plan) as process:
             device = str(process.device)
             try:
-                outcome = Worker(run, job, plan, process, events, stop).train()
+                outcome = _work(run, job, plan, process, events, stop)
             except Exception as error:
                 # Recorded before this rank leaves its peers: they fail then, and all are ended.
                 failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -60,6 +60,21 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
         events.write("outcome", **outcome)
     events.close()
     return outcome["status"] in ("finished", "stopped")
+
+
+def _work(
+    run: RunDirectory,
+    job: Job,
+    plan: Plan,
+    process: Process,
+    events: EventWriter,
+    stop: StopRequest,
+) -> dict[str, Any]:
+    if plan.measured_micro_batches is None:
+        return Worker(run, job, plan, process, events, stop).train()
+    from phalanx.engine.bench import run_bench
+
+    return run_bench(job, plan, process, events)
 
 
 class Worker:
