@@ -178,6 +178,8 @@ class _MeasuredRank:
         split, notes = self._split(step_s, min(median(waits), step_s), is_split)
         measured = MeasuredStep(
             job_key=job_key(self._plan),
+            strategy=self._plan.strategy.value,
+            ranks=self._plan.ranks.value,
             micro_batch=self._plan.micro_batch_size.value,
             accumulation=self._plan.accumulation.value,
             step_s=step_s,

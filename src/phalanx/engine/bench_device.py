@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,16 +33,17 @@ Say = Callable[[str], None]
 
 
 def measure_device(process: Process, say: Say = lambda what: None) -> Calibration:
-    """What this rank's device does at its best, and the link between all ranks."""
+    """What the first rank's device does at its best while the others rest, and the link between
+    all of them; on the other ranks only the link is filled in. A CPU is measured with the cores of
+    all ranks."""
     device = process.device
-    clear_device(device)
-    say("matrix products")
-    products = {name: rate for name in _TYPES if (rate := _product_tflops(name, device))}
-    say("memory and small operators")
-    copy = _guarded(lambda: _copy_gb_per_s(device))
-    host_call = _guarded(lambda: _host_call_us(device))
-    kernel = _guarded(lambda: _kernel_us(device))
-    clear_device(device)
+    figures = _Figures()
+    if process.is_first:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads * (process.world if device.type == "cpu" else 1))
+        figures = _measure(device, say)
+        torch.set_num_threads(threads)
+    process.barrier()
     links: tuple[MeasuredLink, ...] = ()
     if process.world > 1:
         say(f"all-reduce between {process.world} ranks")
@@ -52,13 +53,29 @@ def measure_device(process: Process, say: Say = lambda what: None) -> Calibratio
         device=device_kind(device.type, gpu=gpu, cpu=cpu_model()),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         torch_version=torch.__version__,
-        product_tflops=products,
-        copy_gb_per_s=copy,
-        host_call_us=host_call,
-        kernel_us=kernel,
-        context_bytes=context_bytes(device),
         links=links,
+        **figures._asdict(),
     )
+
+
+class _Figures(NamedTuple):
+    product_tflops: dict[str, float] = {}  # noqa: RUF012 - never changed
+    copy_gb_per_s: float | None = None
+    host_call_us: float | None = None
+    kernel_us: float | None = None
+    context_bytes: int | None = None
+
+
+def _measure(device: torch.device, say: Say) -> _Figures:
+    clear_device(device)
+    say("matrix products")
+    products = {name: rate for name in _TYPES if (rate := _product_tflops(name, device))}
+    say("memory and small operators")
+    copy = _guarded(lambda: _copy_gb_per_s(device))
+    host_call = _guarded(lambda: _host_call_us(device))
+    kernel = _guarded(lambda: _kernel_us(device))
+    clear_device(device)
+    return _Figures(products, copy, host_call, kernel, context_bytes(device))
 
 
 def _guarded(measure: Callable[[], float | None]) -> float | None:

@@ -16,8 +16,10 @@ class MeasuredStep:
     """A job's own step at one micro-batch."""
 
     job_key: str
-    """Hash of what decides how long a forward and backward takes: recipe, options, precision,
-    activation checkpointing, strategy, ranks."""
+    """Hash of what decides how long one rank computes: recipe, options, optimizer, precision,
+    activation checkpointing (`planner.measuring.job_key`)."""
+    strategy: str = "single"
+    ranks: int = 1
     micro_batch: int
     accumulation: int
     step_s: float

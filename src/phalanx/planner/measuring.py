@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.memory import FULL, predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
@@ -14,8 +15,9 @@ _STEPS = 1_000_000  # of a feed that is measured and then dropped
 
 
 def job_key(plan: Plan) -> str:
-    """What decides how long a step of some micro-batch takes, as a hash: a MeasuredStep holds for
-    plans of the same key. Learning rate, length and data order are no part of it."""
+    """What decides how long one rank computes for some micro-batch, as a hash. Learning rate,
+    length and data order are no part of it; nor is the number of ranks, so that what one GPU was
+    measured to do counts for eight."""
     identity, footprint = plan.identity, plan.footprint
     optimizer = identity.get("optimizer", {})
     facts = {
@@ -31,21 +33,21 @@ def job_key(plan: Plan) -> str:
         ],
         "ema": plan.ema.value is not None,
         "device": plan.device.value,
-        "ranks": plan.ranks.value,
-        "backend": plan.backend.value,
-        "strategy": plan.strategy.value,
-        "shard_ranks": plan.shard_ranks.value,
-        "zero_stage": plan.zero_stage.value,
-        "offload": plan.offload.value,
-        "offloaded": footprint.offloaded if footprint is not None else None,
         "precision": plan.precision.value,
         "determinism": plan.determinism.value,
-        "sync_batchnorm": plan.sync_batchnorm.value,
         "activation_checkpointing": plan.activation_checkpointing.value,
-        "threads": plan.threads.value if plan.device.value == "cpu" else None,
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measured_steps(calibration: Calibration, plan: Plan) -> list[MeasuredStep]:
+    """What was measured of this plan's job: under the same strategy on as many ranks if there is
+    that, else under the same strategy, else under any."""
+    key = job_key(plan)
+    steps = [step for step in calibration.steps if step.job_key == key]
+    alike = [step for step in steps if step.strategy == plan.strategy.value]
+    return [step for step in alike if step.ranks == plan.ranks.value] or alike or steps
 
 
 def plan_at(plan: Plan, micro_batch: int, accumulation: int = 1) -> Plan | None:

@@ -289,7 +289,9 @@ def test_a_checkpoint_without_an_average_has_no_such_file(tmp_path):
 
 def test_a_job_without_a_decay_has_no_average():
     assert begin_average(Ema(), hold(Net())) is None
-    assert begin_average(Ema(decay=0.5, warmup=True), hold(Net())).record() == {
+    strategy = hold(net := Net())
+    strategy.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert begin_average(Ema(decay=0.5, warmup=True), strategy).record() == {
         "decay": 0.5,
         "warmup": True,
         "updates": 0,
