@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.footprint import Footprint
+from phalanx.planner.forecast import Forecast
 
 SCHEMA_VERSION = 1
 
@@ -104,6 +105,16 @@ class Plan:
     """Parameters of the model."""
     memory_bytes: Decision[int | None] = Decision(None, "not predicted")
     """Predicted peak on one rank."""
+    process_bytes: Decision[int | None] = Decision(None, "not predicted")
+    """The same as the driver shows it: what fragments, the context and the libraries included."""
+    step_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted seconds of an optimizer step."""
+    samples_per_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted throughput of all ranks."""
+    duration_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted seconds of the whole run."""
+    energy_kwh: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted energy of the GPUs, at most."""
     worker_env: dict[str, str]
     """Environment variables the ranks get."""
     resume_from: str | None = None
@@ -119,6 +130,10 @@ class Plan:
     the job leaves it open."""
     footprint: Footprint | None = None
     """What memory is predicted from."""
+    forecast: Forecast | None = None
+    """Predicted time by part, with its interval."""
+    alternatives: list[dict[str, Any]] = field(default_factory=list)
+    """What else was considered, and why it lost."""
     device_bytes: int | None = None
     """Memory of the smallest GPU; None without CUDA."""
     shrunk: dict[str, int] = field(default_factory=dict)
@@ -147,7 +162,7 @@ class Plan:
             value = getattr(self, known.name)
             if isinstance(value, Decision):
                 value = {"value": value.value, "reason": value.reason}
-            elif isinstance(value, Footprint):
+            elif isinstance(value, (Footprint, Forecast)):
                 value = value.to_json()
             record[known.name] = value
         return record
@@ -165,6 +180,7 @@ class Plan:
             "may_recompute",
             "device_bytes",
             "shrunk",
+            "alternatives",
             "is_recorded",
             "identity",
         }
@@ -174,10 +190,12 @@ class Plan:
         values: dict[str, Any] = {
             name: value if name in plain else Decision(value["value"], value["reason"])
             for name, value in record.items()
-            if name in known and name != "footprint"
+            if name in known and name not in ("footprint", "forecast")
         }
         if record.get("footprint") is not None:
             values["footprint"] = Footprint.from_json(record["footprint"])
+        if record.get("forecast") is not None:
+            values["forecast"] = Forecast.from_json(record["forecast"])
         return cls(**values)
 
     def digest(self) -> str:
