@@ -1,4 +1,4 @@
-"""Phalanx from Python: `check`, `plan`, `train`, `verify` and `bench` as functions, also in notebooks."""
+"""Phalanx from Python: `check`, `plan`, `train`, `verify`, `bench` as functions."""
 
 from __future__ import annotations
 

@@ -99,6 +99,8 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         input_bytes=activations.input_bytes,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
+        operators=activations.operators,
+        checkpointed_operators=activations.checkpointed_operators,
         activations_unknown=activations.unknown,
     )
 
