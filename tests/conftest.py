@@ -44,7 +44,7 @@ def pytest_itemcollected(item):
 @pytest.fixture(autouse=True)
 def _restored_environment(request, tmp_path_factory):
     before = dict(os.environ)
-    # What Phalanx remembers is forgotten after each test, and the user's own is not seen.
+    # No test sees what this user's commands have kept, nor what another test has.
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache" / name)
     yield

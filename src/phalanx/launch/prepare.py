@@ -21,9 +21,11 @@ from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.agent import import_torch
+from phalanx.launch.calibrations import find_calibration
 from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
+from phalanx.machine.calibration import Calibration
 from phalanx.planner.plan import Plan
 from phalanx.planner.resume import resume_findings
 from phalanx.planner.solve import solve_plan
@@ -59,6 +61,8 @@ class Prepared:
     """The run that continues; None: a new one is made."""
     is_elsewhere: bool = False
     """Whether the machine is another one than this: such a job is planned, never trained."""
+    calibration: Calibration | None = None
+    """What was measured of such a machine."""
 
 
 def prepare(
@@ -111,14 +115,17 @@ def prepare(
         raise UserError(findings)
     job = job.model_copy(update={"options": trace.options})
     previous = continued.plan if continued is not None else None
-    plan, choices = solve_plan(job, machine, trace, previous=previous)
+    on_cpu = job.devices.cpu is not None
+    calibration, problems = find_calibration(machine, "cpu" if on_cpu else None)
+    findings += problems
+    plan, choices = solve_plan(job, machine, trace, previous=previous, calibration=calibration)
     findings += choices
     if continued is not None:
         findings += resume_findings(continued.plan, plan, accept_changes=accept_changes)
         plan = continued.adopt(plan)
     _raise_if_errors(findings)
     run = continued.run if continued else None
-    return Prepared(job, machine, trace, plan, findings, run, is_elsewhere)
+    return Prepared(job, machine, trace, plan, findings, run, is_elsewhere, calibration)
 
 
 def other_machine(text: str | None) -> Machine | None:

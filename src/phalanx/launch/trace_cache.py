@@ -24,6 +24,7 @@ from phalanx.errors import Finding, errors_of
 from phalanx.launch.trace import Answer, AskTrace
 from phalanx.planner.trace import Trace
 from phalanx.recipe.load import recipe_file, recipe_fingerprint
+from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
 
 _PACKAGE = Path(__file__).parents[1]
@@ -48,10 +49,6 @@ def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
         return trace, findings
 
     return asked
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "phalanx", "traces")
 
 
 def _key(spec: str, options: dict[str, Any]) -> str | None:
@@ -83,7 +80,7 @@ def _torch_version() -> str:
 
 def _recall(key: str) -> Answer | None:
     try:
-        record = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
+        record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
         age_s = time.time() - record["made"]
         trace = Trace.from_json(record["trace"])
         if not 0 <= age_s < LIFE_S or record["named"] != _named(trace.options):
@@ -102,7 +99,7 @@ def _keep(key: str, trace: Trace, findings: list[Finding]) -> None:
         "findings": [finding.to_json() for finding in findings],
     }
     try:
-        folder = _folder()
+        folder = cache_folder("traces")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(folder / f"{key}.json", json.dumps(record))
         files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
