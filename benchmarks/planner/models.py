@@ -38,7 +38,7 @@ class ImageOptions(Sized):
     size: int = 224
     classes: int = 1000
     width: int = 64
-    depths: list[int] = [3, 4, 6, 3]
+    depths: tuple[int, ...] = (3, 4, 6, 3)
 
 
 class ResNet50(ImageClassifier):
@@ -63,7 +63,7 @@ class MobileNet(ImageClassifier):
 
 class ConvNextOptions(ImageOptions):
     width: int = 96
-    depths: list[int] = [3, 3, 9, 3]
+    depths: tuple[int, ...] = (3, 3, 9, 3)
 
 
 class ConvNextTiny(ImageClassifier):
@@ -102,7 +102,7 @@ class DetectorOptions(Sized):
     size: int = 640
     classes: int = 80
     width: int = 64
-    depths: list[int] = [3, 4, 6, 3]
+    depths: tuple[int, ...] = (3, 4, 6, 3)
     pyramid: int = 256
 
 
@@ -194,9 +194,9 @@ class SegmentationUnet(Synthetic):
 class UnetOptions(Sized):
     size: int = 64
     width: int = 128
-    factors: list[int] = [1, 2, 3, 4]
+    factors: tuple[int, ...] = (1, 2, 3, 4)
     depth: int = 2
-    attended: list[int] = [2, 3]
+    attended: tuple[int, ...] = (2, 3)
 
 
 class Unet64(Synthetic):
@@ -429,7 +429,7 @@ class BevOptions(Sized):
     height: int = 128
     breadth: int = 352
     stem: int = 64
-    depths: list[int] = [3, 4, 6, 3]
+    depths: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 512
     heads: int = 8
     depth: int = 8
