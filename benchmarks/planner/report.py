@@ -204,6 +204,13 @@ def out_of_memory(points):
     )
 
 
+def waited(points):
+    """A step that waits for its samples says nothing about the prediction of its computing."""
+    late = [p for p in points if p.step is not None and p.step.data_s > 0.05 * p.step.step_s]
+    names = ", ".join(f"{p.setting.name} at {p.micro_batch}" for p in late)
+    return f"{len(late)} points waited for data for over 5 % of a step{': ' * bool(late)}{names}."
+
+
 def worst(points, count):
     for figure, (name, *_) in FIGURES.items():
         known = [p for p in points if p.error(figure) is not None]
@@ -250,6 +257,7 @@ def main():
         *summary(points),
         "",
         out_of_memory(points),
+        waited(points),
         "",
         *rows(points),
     ]
