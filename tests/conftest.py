@@ -40,6 +40,12 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(kind))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_its_own(tmp_path_factory):
+    """No test sees what this user's commands have kept."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _restored_environment():
     before = dict(os.environ)

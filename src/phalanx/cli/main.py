@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import check, explain, plan, recipes, train, verify
+from phalanx.cli import check, estimate, explain, plan, recipes, train, verify
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 app.command("check")(check.check)
 app.command("plan")(plan.plan)
+app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.add_typer(recipes.app, name="recipes")

@@ -47,6 +47,9 @@ def plan(
             help="One row per value of a job key, or per `machine`; `;` where values have commas.",
         ),
     ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", help="Of one GPU for an hour, in any currency.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> int:
     """Show what training would do, and why; also for a machine that is not at hand.
@@ -76,12 +79,13 @@ def plan(
                 "plan": prepared.plan.to_json(),
                 "findings": [finding.to_json() for finding in findings],
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
+                "cost": _cost(prepared.plan, price),
                 "is_elsewhere": prepared.is_elsewhere,
                 "machine": prepared.machine.to_json(),
             }
         )
         return 0
-    show_plan(prepared)
+    show_plan(prepared, price)
     console.show_findings(findings)
     return 0
 
@@ -101,8 +105,7 @@ def _two_questions(why: str, sweep: str) -> Exception:
 
 def ranks_table(prepared: Prepared) -> list[Any]:
     """The same job on other numbers of GPUs."""
-    from phalanx.planner.scaling import counts_of
-    from phalanx.planner.solve import scaling_table
+    from phalanx.planner.scaling import counts_of, scaling_table
 
     ranks = prepared.plan.ranks.value
     counts = counts_of(prepared.machine, ranks, is_elsewhere=prepared.is_elsewhere)
@@ -111,7 +114,13 @@ def ranks_table(prepared: Prepared) -> list[Any]:
     )
 
 
-def show_plan(prepared: Prepared) -> None:
+def _cost(plan: Plan, price: float | None) -> float | None:
+    if price is None or plan.forecast is None:
+        return None
+    return round(plan.forecast.gpu_hours * price, 2)
+
+
+def show_plan(prepared: Prepared, price: float | None = None) -> None:
     """Print the plan: choices with reasons, then the same job on other numbers of ranks."""
     from phalanx.cli import console
 
@@ -127,6 +136,11 @@ def show_plan(prepared: Prepared) -> None:
         for name, decision in plan.decisions().items()
         if _is_shown(plan, name, decision.value)
     ]
+    cost = _cost(plan, price)
+    if cost is not None and plan.forecast is not None:
+        hours = f"{plan.forecast.gpu_hours:,.2f} GPU hours x {price:g}"
+        low, high = (f"{value:,.2f}" for value in plan.forecast.interval(cost))
+        rows.append(("cost", f"{cost:,.2f}", f"{hours}; {low} to {high}"))
     console.table(rows, title=f"plan for {prepared.job.recipe}", header=("", "choice", "because"))
     _show_ranks(prepared)
     _show_alternatives(plan)

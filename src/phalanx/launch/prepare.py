@@ -21,9 +21,10 @@ from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.agent import import_torch
+from phalanx.launch.calibrations import find_calibration
 from phalanx.launch.trace import trace_recipe
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
-from phalanx.machine.calibration import Calibration, find_calibration
+from phalanx.machine.calibration import Calibration
 from phalanx.planner.plan import Plan
 from phalanx.planner.resume import resume_findings
 from phalanx.planner.solve import solve_plan
@@ -110,7 +111,9 @@ def prepare(
         raise UserError(findings)
     job = job.model_copy(update={"options": trace.options})
     previous = continued.plan if continued is not None else None
-    calibration = find_calibration(machine)
+    on_cpu = job.devices.cpu is not None
+    calibration, problems = find_calibration(machine, "cpu" if on_cpu else None)
+    findings += problems
     plan, choices = solve_plan(job, machine, trace, previous=previous, calibration=calibration)
     findings += choices
     if continued is not None:

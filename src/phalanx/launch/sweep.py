@@ -26,6 +26,10 @@ SHOWN = (
     "steps_per_epoch",
     "lr",
     "memory_bytes",
+    "step_s",
+    "samples_per_s",
+    "speedup",
+    "duration_s",
 )
 """The choices a row shows."""
 

@@ -10,13 +10,14 @@ from typing import NamedTuple
 from phalanx.errors import format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
-from phalanx.machine.calibration import Calibration, step_key
+from phalanx.machine.calibration import Calibration
 from phalanx.planner.batch import deal
 from phalanx.planner.communication import Exchange, Ring, exchange_ddp, exchange_sharded, make_ring
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.devices import Placement
 from phalanx.planner.forecast import Forecast
 from phalanx.planner.measured import correction
+from phalanx.planner.measuring import measured_steps
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.rates import Rates
@@ -128,8 +129,7 @@ class Forecaster:
         """What measured steps of this job say about the prediction, and its spread."""
         if self.calibration is None or self.calibration.device != self.rates.driver_name:
             return 1.0, self.rates.spread
-        key = step_key(self.trace, plan.precision.value, plan.activation_checkpointing.value)
-        steps = [step for step in self.calibration.steps if step.job_key == key]
+        steps = measured_steps(self.calibration, plan)
 
         def predict(micro_batch: int, slots: int) -> float:
             computing = self._computing(plan, operators, micro_batch, slots)

@@ -140,6 +140,9 @@ class Plan:
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     is_recorded: bool = False
     """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
+    measured_micro_batches: list[int] | None = None
+    """Micro-batches that the ranks measure instead of training, for `bench`; empty: only the
+    machine. None: they train."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -182,6 +185,7 @@ class Plan:
             "shrunk",
             "alternatives",
             "is_recorded",
+            "measured_micro_batches",
             "identity",
         }
         known = {field.name for field in fields(cls)}

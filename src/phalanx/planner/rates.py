@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.errors import Finding
 from phalanx.machine import Gpu, Machine
-from phalanx.machine.calibration import Calibration
+from phalanx.machine.calibration import Calibration, device_kind
 from phalanx.machine.catalogue import CATALOGUE, CatalogueGpu, match_gpu
 
 # Of an H200 with a 2.x GHz server CPU, fitted on the fitted half of benchmarks/planner; a host is
@@ -69,7 +69,8 @@ def device_rates(
         chip = next(iter(match_gpu(machine.cpu.model)), None)
         if chip is None or chip.fp32_tflops is None or chip.memory_gb_per_s is None:
             return None, []
-        return _calibrated(_card(chip), calibration), []
+        kind = device_kind("mps", gpu=None, cpu=machine.cpu.model)
+        return _calibrated(_card(chip), calibration, kind), []
     names = dict.fromkeys(card.name for card in cards)
     findings: list[Finding] = []
     rates = []

@@ -1,71 +1,78 @@
-"""The same job on other numbers of devices: what each would give."""
+"""The same job on other numbers of ranks: how much faster each would be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import combinations
+from typing import NamedTuple
 
 from phalanx.job.schema import Job
-from phalanx.machine import Gpu, Link, Machine
-from phalanx.planner.devices import place_ranks
+from phalanx.machine import Machine
+from phalanx.machine.calibration import Calibration
+from phalanx.planner.resize import on_ranks
+from phalanx.planner.solve import solve_plan
+from phalanx.planner.trace import Trace
 
-MACHINE_SIZES = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A job and a machine cut, or grown, to some number of ranks."""
-
-    job: Job
-    machine: Machine
+_SHOWN = (1, 2, 4, 8, 16)
 
 
-def on_ranks(job: Job, machine: Machine, ranks: int) -> Scaled:
-    """The job on so many devices like those it has: the first ones of a node, whole nodes, or more
-    cards of the same kind on one node than there are."""
-    placement = place_ranks(job, machine)
-    strategy = "auto" if job.strategy == "single" and ranks > 1 else job.strategy
-    if placement.device.value != "cuda":
-        devices = job.devices.model_copy(update={"cpu": ranks, "gpus": None})
-        return Scaled(job.model_copy(update={"devices": devices, "strategy": strategy}), machine)
-    cards = placement.cards
-    devices = job.devices.model_copy(update={"gpus": None, "cpu": None})
-    job = job.model_copy(update={"devices": devices, "strategy": strategy})
-    if ranks <= len(cards):
-        return Scaled(job, _of(machine, cards[:ranks], nodes=1))
-    if placement.nodes > 1 and ranks % len(cards) == 0:
-        return Scaled(job, _of(machine, cards, nodes=ranks // len(cards)))
-    return Scaled(job, _grown(machine, cards, ranks))
+class RanksRow(NamedTuple):
+    """A job on some number of ranks."""
+
+    ranks: int
+    strategy: str
+    global_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    steps_per_epoch: int
+    lr: float
+    step_s: float | None
+    samples_per_s: float | None
+    speedup: float
+    """Over one rank: predicted, or where time is not known what the deal of micro-batches allows.
+    """
+    efficiency: float
+    duration_s: float | None
+    memory_bytes: int | None
 
 
-def _of(machine: Machine, cards: tuple[Gpu, ...], *, nodes: int) -> Machine:
-    return replace(machine, gpus=cards, nodes=nodes, cuda_visible_devices=None)
-
-
-def _grown(machine: Machine, cards: tuple[Gpu, ...], count: int) -> Machine:
-    """As many cards like the first one, joined as the ones that are there, with cores in
-    proportion."""
-    known = {card.index for card in cards}
-    links = [link for link in machine.links if link.first in known and link.second in known]
-    pattern = min(links, key=lambda link: link.nvlink_lanes) if links else None
-    gpus = tuple(replace(cards[0], index=i, cuda_index=i, uuid=None) for i in range(count))
-    grown = replace(machine, gpus=gpus, nodes=1, cuda_visible_devices=None)
-    cores = machine.cpu.usable_cores * count // len(cards)
-    return replace(
-        grown,
-        cpu=replace(machine.cpu, usable_cores=cores),
-        links=tuple(
-            replace(pattern, first=i, second=j)
-            if pattern is not None
-            else Link(first=i, second=j, path="?")
-            for i, j in combinations(range(count), 2)
-        ),
-    )
+def scaling_table(
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    counts: list[int],
+    calibration: Calibration | None = None,
+) -> list[RanksRow]:
+    """What other numbers of ranks would mean for a new run of this job."""
+    rows = []
+    for ranks in counts:
+        scaled = on_ranks(job, machine, ranks)
+        plan, _ = solve_plan(scaled.job, scaled.machine, trace, calibration=calibration)
+        forecast = plan.forecast
+        rows.append(
+            RanksRow(
+                ranks=ranks,
+                strategy=plan.strategy.value,
+                global_batch_size=plan.global_batch_size.value,
+                micro_batch_size=plan.micro_batch_size.value,
+                accumulation=plan.accumulation.value,
+                steps_per_epoch=plan.steps_per_epoch.value,
+                lr=plan.lr.value,
+                step_s=forecast.step_s if forecast is not None else None,
+                samples_per_s=forecast.samples_per_s if forecast is not None else None,
+                speedup=plan.speedup.value,
+                efficiency=plan.speedup.value / ranks,
+                duration_s=forecast.duration_s if forecast is not None else None,
+                memory_bytes=plan.memory_bytes.value,
+            )
+        )
+    return rows
 
 
 def counts_of(machine: Machine, used: int, *, is_elsewhere: bool) -> list[int]:
     """Numbers of ranks worth showing."""
-    counts = {*MACHINE_SIZES, used}
+    counts = {*_SHOWN, used}
+    if machine.accelerator != "cuda":
+        total = machine.cpu.usable_cores if machine.accelerator == "cpu" else 1
+        return sorted({n for n in counts if n <= total} | {used})
     if is_elsewhere:
         total = max(machine.nodes * len(machine.visible_gpus), used)
         counts = {n for n in counts if n <= total} | {total, used}

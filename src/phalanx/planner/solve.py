@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Interval, Job
@@ -32,8 +32,9 @@ from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.rates import device_rates
+from phalanx.planner.resize import on_ranks
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
-from phalanx.planner.scaling import on_ranks
+from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
 
@@ -157,7 +158,10 @@ def _solve(
     plan, about_memory = choose_micro_batch(job, plan, previous, predict)
     plan = _follow_micro_batch(job, machine, placement, trace, plan, previous)
     findings += batch_findings(plan.batch, ranks, trace, is_synced=synced.value)
-    return with_forecast(plan, predict(plan)), [*findings, *about_rates, *about_memory]
+    plan = with_forecast(plan, predict(plan))
+    others = other_strategies(job, trace, plan, placement, predict)
+    plan = replace(plan, alternatives=[*others, *plan.alternatives])
+    return plan, [*findings, *about_rates, *about_memory]
 
 
 def _follow_micro_batch(
@@ -274,56 +278,3 @@ def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[
         "schedule": job.schedule.model_dump(),
         "precision": precision,
     }
-
-
-class RanksRow(NamedTuple):
-    """A job on some number of ranks."""
-
-    ranks: int
-    strategy: str
-    global_batch_size: int
-    micro_batch_size: int
-    accumulation: int
-    steps_per_epoch: int
-    lr: float
-    step_s: float | None
-    samples_per_s: float | None
-    speedup: float
-    """Over one rank: predicted, or where time is not known what the deal of micro-batches allows.
-    """
-    efficiency: float
-    duration_s: float | None
-    memory_bytes: int | None
-
-
-def scaling_table(
-    job: Job,
-    machine: Machine,
-    trace: Trace,
-    counts: list[int],
-    calibration: Calibration | None = None,
-) -> list[RanksRow]:
-    """What other numbers of ranks would mean for a new run of this job."""
-    rows = []
-    for ranks in counts:
-        scaled = on_ranks(job, machine, ranks)
-        plan, _ = solve_plan(scaled.job, scaled.machine, trace, calibration=calibration)
-        forecast = plan.forecast
-        rows.append(
-            RanksRow(
-                ranks=ranks,
-                strategy=plan.strategy.value,
-                global_batch_size=plan.global_batch_size.value,
-                micro_batch_size=plan.micro_batch_size.value,
-                accumulation=plan.accumulation.value,
-                steps_per_epoch=plan.steps_per_epoch.value,
-                lr=plan.lr.value,
-                step_s=forecast.step_s if forecast is not None else None,
-                samples_per_s=forecast.samples_per_s if forecast is not None else None,
-                speedup=plan.speedup.value,
-                efficiency=plan.speedup.value / ranks,
-                duration_s=forecast.duration_s if forecast is not None else None,
-                memory_bytes=plan.memory_bytes.value,
-            )
-        )
-    return rows

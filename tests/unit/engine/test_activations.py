@@ -160,6 +160,7 @@ def test_the_loss_of_half_logits_takes_what_it_takes_on_cuda():
 def test_a_loss_that_reads_values_is_not_traced_and_says_so():
     found = trace(reads_values=True)
     assert (found.kept, found.checkpointed) == ({}, {})
+    assert (found.operators, found.checkpointed_operators) == ({}, {})
     assert "DataDependentOutputException" in found.unknown
     assert found.input_bytes == 4 * WIDTH + 8
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from phalanx.job import Interval
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.planner.solve import scaling_table
+from phalanx.planner.scaling import scaling_table
 
 
 @pytest.mark.parametrize(("ranks", "lr"), [(1, 1.25e-6), (2, 2.5e-6), (4, 5.0e-6)])
