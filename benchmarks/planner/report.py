@@ -17,7 +17,8 @@ from points import SETTINGS, Setting
 from traces import read_trace
 
 from phalanx.machine import parse_machine
-from phalanx.machine.calibration import Calibration, MeasuredLink, MeasuredStep
+from phalanx.machine.calibration import Calibration, MeasuredStep
+from phalanx.planner.measuring import job_key
 from phalanx.planner.memory import FULL
 from phalanx.planner.solve import solve_plan
 
@@ -59,7 +60,7 @@ def read_measured(path):
         if record["kind"] == "machine":
             machine = record
         elif record["kind"] == "device" and "calibration" in record:
-            calibration = read_calibration(record["calibration"])
+            calibration = replace(Calibration.from_json(record["calibration"]), steps=())
         elif record["kind"] == "setting" and (
             "error" not in record or record["name"] not in settings
         ):
@@ -67,22 +68,11 @@ def read_measured(path):
     return machine, calibration, settings
 
 
-def read_calibration(record):
-    known = {name: record[name] for name in Calibration.__dataclass_fields__ if name in record}
-    links = tuple(MeasuredLink(**link) for link in record.get("links", ()))
-    return Calibration(**{**known, "links": links, "steps": ()})
-
-
-def read_step(record):
-    names = MeasuredStep.__dataclass_fields__
-    return MeasuredStep(**{name: value for name, value in record.items() if name in names})
-
-
 def predict(setting, record, machine, calibration):
     """Every point of a setting with its predictions."""
     trace = read_trace(setting)
     measured = [
-        (point["micro_batch"], read_step(point["step"]) if point["step"] else None)
+        (point["micro_batch"], MeasuredStep.from_json(point["step"]) if point["step"] else None)
         for point in record.get("points", ())
     ]
     for micro_batch, step in measured:
@@ -93,8 +83,9 @@ def predict(setting, record, machine, calibration):
         if step is None:
             yield Point(setting, micro_batch, None, is_said_to_fit=fits)
             continue
+        # Measured steps carry the key of the code that measured them, which may have changed since.
         others = tuple(
-            replace(other, job_key=key_of(plan, trace))
+            replace(other, job_key=job_key(plan))
             for size, other in measured
             if size != micro_batch and other is not None
         )
@@ -112,19 +103,6 @@ def predict(setting, record, machine, calibration):
             after=(after, step.step_s),
             is_said_to_fit=fits,
         )
-
-
-def key_of(plan, trace):
-    """Under which key the planner looks for this job's steps. Measured ones carry the key of the
-    code that measured them, which may have changed since."""
-    try:
-        from phalanx.planner.measuring import job_key
-
-        return job_key(plan)
-    except ImportError:
-        from phalanx.machine.calibration import step_key
-
-        return step_key(trace, plan.precision.value, plan.activation_checkpointing.value)
 
 
 def percent(error):
