@@ -93,3 +93,22 @@ def format_bytes(count: int) -> str:
         if count >= 1024**power:
             return f"{count / 1024**power:.1f} {unit}"
     return f"{count} bytes"
+
+
+def format_seconds(seconds: float) -> str:
+    """`850 us`, `31.2 ms`, `4.7 s`, `47 s`, `3 min 20 s`, `2 h 5 min`, `12 days 3 h`."""
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.9995:
+        number, unit = (seconds * 1e6, "us") if seconds < 0.9995e-3 else (seconds * 1e3, "ms")
+        return f"{number:.3g} {unit}"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400:,} days {whole % 86400 // 3600} h"

@@ -204,7 +204,7 @@ def test_sweep_shows_rows_and_all_that_is_wrong():
     )
     assert done.code == 0
     words = [line.split() for line in done.out.splitlines()]
-    assert ["4x", "4090", "4", "ddp", "bf16", "64", "16", "1", "23", "0.003"] in [
+    assert ["4x", "4090", "4", "ddp", "bf16", "64", "16", "x", "1", "0.003"] in [
         line[:10] for line in words
     ]
     assert "8x H300: error[unknown-gpu]" in done.out
@@ -242,3 +242,12 @@ def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, mon
         assert text in done.err
     assert f"fix: {fix}" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_plan_is_made_of_the_first_answer_unless_it_is_to_be_fresh(asked):
+    machine = ("--machine", "8x A100-80")
+    slugs = [[f["slug"] for f in answer(*machine, *more)["findings"]] for more in ((), ())]
+    assert ["trace-remembered" in found for found in slugs] == [False, True]
+    assert len(asked) == 1
+    assert "trace-remembered" not in [f["slug"] for f in answer(*machine, "--fresh")["findings"]]
+    assert len(asked) == 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import check, explain, plan, recipes, train, verify
+from phalanx.cli import bench, check, estimate, explain, plan, recipes, train, verify
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -22,8 +22,10 @@ app = typer.Typer(
 
 app.command("check")(check.check)
 app.command("plan")(plan.plan)
+app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from phalanx.launch.prepare import Prepared
     from phalanx.planner.plan import Plan
 
-_SHOWN_RANKS = (1, 2, 4, 8)
+_TITLES = {
+    "step_s": "step",
+    "samples_per_s": "samples/s",
+    "duration_s": "whole job",
+    "energy_kwh": "energy, kWh",
+    "process_bytes": "memory of process",
+}
 
 
 @with_job_options
@@ -41,6 +47,13 @@ def plan(
             help="One row per value of a job key, or per `machine`; `;` where values have commas.",
         ),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Ask the recipe again, also when its answer is remembered."),
+    ] = False,
+    price: Annotated[
+        float | None, typer.Option("--price", help="Of one GPU for an hour, in any currency.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> int:
     """Show what training would do, and why; also for a machine that is not at hand.
@@ -57,9 +70,13 @@ def plan(
         raise _two_questions(why, sweep)
     other = other_machine(machine)
     if sweep is not None:
-        return show_sweep(job, overrides, notes, sweep, machine=other, as_json=as_json)
+        return show_sweep(
+            job, overrides, notes, sweep, machine=other, is_fresh=fresh, as_json=as_json
+        )
     with console.working("looking at the machine and the recipe"):
-        prepared = prepare(job, overrides, machine=other, is_elsewhere=other is not None)
+        prepared = prepare(
+            job, overrides, machine=other, is_elsewhere=other is not None, is_fresh=fresh
+        )
     findings = [*notes, *prepared.findings]
     if why is not None:
         show_why(prepared, why, as_json=as_json)
@@ -70,12 +87,13 @@ def plan(
                 "plan": prepared.plan.to_json(),
                 "findings": [finding.to_json() for finding in findings],
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
+                "cost": _cost(prepared.plan, price),
                 "is_elsewhere": prepared.is_elsewhere,
                 "machine": prepared.machine.to_json(),
             }
         )
         return 0
-    show_plan(prepared)
+    show_plan(prepared, price)
     console.show_findings(findings)
     return 0
 
@@ -95,18 +113,22 @@ def _two_questions(why: str, sweep: str) -> Exception:
 
 def ranks_table(prepared: Prepared) -> list[Any]:
     """The same job on other numbers of GPUs."""
-    from phalanx.planner.solve import on_ranks
+    from phalanx.planner.scaling import counts_of, scaling_table
 
-    counts = {*_SHOWN_RANKS, prepared.plan.ranks.value}
-    if prepared.is_elsewhere:
-        machine = prepared.machine
-        total = max(machine.nodes * len(machine.visible_gpus), prepared.plan.ranks.value)
-        powers = {2**n for n in range(total.bit_length()) if 2**n <= total}
-        counts = {*powers, total, prepared.plan.ranks.value}
-    return [on_ranks(prepared.job, prepared.trace, ranks) for ranks in sorted(counts)]
+    ranks = prepared.plan.ranks.value
+    counts = counts_of(prepared.machine, ranks, is_elsewhere=prepared.is_elsewhere)
+    return scaling_table(
+        prepared.job, prepared.machine, prepared.trace, counts, prepared.calibration
+    )
 
 
-def show_plan(prepared: Prepared) -> None:
+def _cost(plan: Plan, price: float | None) -> float | None:
+    if price is None or plan.forecast is None:
+        return None
+    return round(plan.forecast.gpu_hours * price, 2)
+
+
+def show_plan(prepared: Prepared, price: float | None = None) -> None:
     """Print the plan: choices with reasons, then the same job on other numbers of ranks."""
     from phalanx.cli import console
 
@@ -115,32 +137,92 @@ def show_plan(prepared: Prepared) -> None:
         _show_elsewhere(prepared)
     rows = [
         (
-            name.removesuffix("_bytes").replace("_", " "),
+            _TITLES.get(name, name.removesuffix("_bytes").replace("_", " ")),
             show_value(decision.value, name),
             decision.reason,
         )
         for name, decision in plan.decisions().items()
         if _is_shown(plan, name, decision.value)
     ]
+    cost = _cost(plan, price)
+    if cost is not None and plan.forecast is not None:
+        hours = f"{plan.forecast.gpu_hours:,.2f} GPU hours x {price:g}"
+        low, high = (f"{value:,.2f}" for value in plan.forecast.interval(cost))
+        rows.append(("cost", f"{cost:,.2f}", f"{hours}; {low} to {high}"))
     console.table(rows, title=f"plan for {prepared.job.recipe}", header=("", "choice", "because"))
+    _show_ranks(prepared)
+    _show_alternatives(plan)
+
+
+def _show_ranks(prepared: Prepared) -> None:
+    from phalanx.cli import console
+    from phalanx.errors import format_seconds
+
+    rows = ranks_table(prepared)
+    is_timed = all(row.step_s is not None for row in rows)
     console.table(
         [
             (
-                f"{row.ranks}{'  <' if row.ranks == plan.ranks.value else ''}",
+                f"{row.ranks}{'  <' if row.ranks == prepared.plan.ranks.value else ''}",
+                row.strategy,
                 f"{row.global_batch_size:,}",
-                f"{row.micro_batch_size:,}",
-                str(row.accumulation),
+                f"{row.micro_batch_size:,} x {row.accumulation}",
                 f"{row.steps_per_epoch:,}",
                 f"{row.lr:g}",
-                f"{row.speedup:.2f}x",
+                *(
+                    (
+                        format_seconds(row.step_s),
+                        f"{row.samples_per_s:,.0f}",
+                        f"{row.speedup:.2f}x",
+                        f"{100 * row.efficiency:.0f} %",
+                        format_seconds(row.duration_s),
+                    )
+                    if is_timed
+                    else (f"{row.speedup:.2f}x",)
+                ),
             )
-            for row in ranks_table(prepared)
+            for row in rows
         ],
         title="the same job on other numbers of ranks",
-        header=("ranks", "global", "micro", "accum", "steps/epoch", "lr", "speed-up at most"),
-        right=(0, 1, 2, 3, 4, 5, 6),
+        header=(
+            "ranks",
+            "strategy",
+            "global",
+            "micro x accum",
+            "steps/epoch",
+            "lr",
+            *(
+                ("step", "samples/s", "speed-up", "efficiency", "whole job")
+                if is_timed
+                else ("speed-up at most",)
+            ),
+        ),
+        right=(0, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     )
-    console.say("Time is not predicted yet.", style="dim")
+    if not is_timed:
+        why = prepared.trace.activations_unknown or "the device's rates are not known"
+        console.say(f"Time is not predicted: {why}", style="dim")
+
+
+def _show_alternatives(plan: Plan) -> None:
+    from phalanx.cli import console
+    from phalanx.errors import format_bytes
+
+    if plan.alternatives:
+        console.table(
+            [
+                (
+                    other["choice"],
+                    f"{other['samples_per_s']:,.0f}" if other["samples_per_s"] else "-",
+                    format_bytes(other["memory_bytes"]) if other["memory_bytes"] else "-",
+                    other["why_not"],
+                )
+                for other in plan.alternatives
+            ],
+            title="considered",
+            header=("choice", "samples/s", "memory", "why not"),
+            right=(1, 2),
+        )
 
 
 def _is_shown(plan: Plan, name: str, value: Any) -> bool:
@@ -173,6 +255,12 @@ def show_value(value: Any, name: str) -> str:
         return "-"
     if name == "speedup":
         return f"{value:g}x"
+    if name.endswith("_per_s"):
+        return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+    if name.endswith("_s") and name != "save_every_s":
+        from phalanx.errors import format_seconds
+
+        return format_seconds(value)
     if name.endswith("_bytes"):
         from phalanx.errors import format_bytes
 

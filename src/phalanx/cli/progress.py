@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli import console
-from phalanx.errors import Finding, format_bytes
+from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.planner.plan import Plan
 from phalanx.run.events import Event
 
@@ -106,7 +106,7 @@ class RunView:
             left = (total - data["step"]) * self.trained_s / max(done, 1)
             self._say(
                 f"step {data['step']}/{total}  epoch {data['epoch']:.1f}  {facts}  "
-                f"{format_s(left)} left"
+                f"{format_seconds(left)} left"
             )
 
     def _show_evaluate(self, event: Event) -> None:
@@ -156,16 +156,6 @@ def _make_bar() -> Any:
         refresh_per_second=5,
         expand=True,
     )
-
-
-def format_s(seconds: float) -> str:
-    """`47 s`, `3 min 20 s`, `2 h 5 min`."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 def _show(name: str, value: Any) -> str:

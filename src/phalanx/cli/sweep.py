@@ -14,12 +14,12 @@ _HEADER = (
     "strategy",
     "precision",
     "global",
-    "micro",
-    "accum",
-    "steps/epoch",
+    "micro x acc",
     "lr",
     "memory",
     "of",
+    "samples/s",
+    "whole job",
 )
 
 
@@ -30,6 +30,7 @@ def show_sweep(
     text: str,
     *,
     machine: Machine | None,
+    is_fresh: bool,
     as_json: bool,
 ) -> int:
     """Plan once per value and print a row for each; exit code 2 when every value is wrong."""
@@ -39,7 +40,7 @@ def show_sweep(
 
     key, _ = parse_sweep(text)
     with console.working("planning once per value"):
-        rows = sweep(job, overrides, text, machine=machine)
+        rows = sweep(job, overrides, text, machine=machine, is_fresh=is_fresh)
     if as_json:
         console.say_json(
             {
@@ -73,7 +74,7 @@ def _show(key: str, rows: list[SweepRow], machine: Machine | None) -> None:
 
 
 def _cells(row: SweepRow) -> tuple[str, ...]:
-    from phalanx.errors import format_bytes
+    from phalanx.errors import format_bytes, format_seconds
 
     if row.plan is None:
         assert row.error is not None
@@ -86,10 +87,10 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
         plan.strategy.value,
         plan.precision.value,
         f"{plan.global_batch_size.value:,}",
-        f"{plan.micro_batch_size.value:,}",
-        str(plan.accumulation.value),
-        f"{plan.steps_per_epoch.value:,}",
+        f"{plan.micro_batch_size.value:,} x {plan.accumulation.value}",
         f"{plan.lr.value:g}",
         format_bytes(memory) if memory is not None else "-",
         format_bytes(row.device_bytes) if row.device_bytes is not None else "-",
+        f"{plan.samples_per_s.value:,.0f}" if plan.samples_per_s.value is not None else "-",
+        format_seconds(plan.duration_s.value) if plan.duration_s.value is not None else "-",
     )

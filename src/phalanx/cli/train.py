@@ -60,7 +60,7 @@ def train(
 
 def _show_end(result: Result, prepared: Prepared) -> None:
     from phalanx.cli import console
-    from phalanx.cli.progress import format_s
+    from phalanx.errors import format_seconds
 
     console.show_findings(result.findings)
     run = result.run
@@ -73,7 +73,7 @@ def _show_end(result: Result, prepared: Prepared) -> None:
     rows = [
         ("status", f"{result.status}{reason}"),
         ("test", figures or "not evaluated this time"),
-        ("trained", f"{result.step or 0} steps in all, {format_s(result.seconds)} this time"),
+        ("trained", f"{result.step or 0} steps in all, {format_seconds(result.seconds)} this time"),
         ("run", str(run)),
     ]
     if result.best is not None:

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import replace_tensors
 from phalanx.engine.data import choose_fetch, map_tensors
+from phalanx.engine.operators import SAMPLES, Growth, Recorder
 from phalanx.engine.recompute import recompute_in_backward
 from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
+from phalanx.planner.operators import Operator
 from phalanx.recipe.interface import Batch, Recipe, leaves
 
-# A prime that divides few sizes of models: a tensor whose number of elements it divides belongs to
-# the batch, any other one does not grow with it.
-_SAMPLES = 23
 _PRECISIONS = ("fp32", "bf16")
+_DEVICE = torch.ops.prim.device.default
 
 
 @dataclass
@@ -40,6 +40,9 @@ class Activations:
     kept: dict[str, list[Line]] = field(default_factory=dict)
     checkpointed: dict[str, list[Line]] = field(default_factory=dict)
     """With the blocks recomputed in backward; empty without blocks."""
+    operators: dict[str, list[Operator]] = field(default_factory=dict)
+    checkpointed_operators: dict[str, list[Operator]] = field(default_factory=dict)
+    """What is computed meanwhile."""
     input_bytes: int | None = None
     """Of one sample."""
     unknown: str | None = None
@@ -48,10 +51,10 @@ class Activations:
 
 def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activations:
     """Activations of a recipe's loss. The model is spoiled by it: its tensors become fake."""
-    ids = np.arange(_SAMPLES, dtype=np.int64) % len(data)
+    ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    found = Activations(input_bytes=sum(tensor.nbytes for tensor in tensors) // _SAMPLES)
+    found = Activations(input_bytes=sum(tensor.nbytes for tensor in tensors) // SAMPLES)
     # A tensor that is no buffer stays behind on another device: then the model is built once more.
     for is_built in (False, True):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -79,23 +82,27 @@ def _measure(
 ) -> None:
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
-        found.kept |= _lines(recipe, model, batch, keys, mode, name)
+        live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+        found.kept |= live.lines(name)
+        found.operators[name] = live.recorder.operators()
     blocks = find_blocks(recipe, model)
     if blocks:
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            found.checkpointed |= _lines(recipe, model, batch, keys, mode, name)
+            live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+            found.checkpointed |= live.lines(name)
+            found.checkpointed_operators[name] = live.recorder.operators()
 
 
-def _lines(
+def _run(
     recipe: Recipe,
     model: nn.Module,
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
-    precision: str,
-) -> dict[str, list[Line]]:
-    is_autocast = precision == "bf16"
+    *,
+    is_autocast: bool,
+) -> _Live:
     live = _Live(model)
     hooks = [
         parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
@@ -111,7 +118,7 @@ def _lines(
             torch.autograd.backward(objective)
     for hook in hooks:
         hook.remove()
-    return {precision: live.apart.lines(), f"{precision}{WITH_GRADIENTS}": live.together.lines()}
+    return live
 
 
 class _Front:
@@ -127,22 +134,28 @@ class _Front:
 
     def lines(self) -> list[Line]:
         return upper_lines(
-            [Line(fixed, batched // _SAMPLES) for fixed, batched in sorted(self._moments)]
+            [Line(fixed, batched // SAMPLES) for fixed, batched in sorted(self._moments)]
         )
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are alive, apart from the model's own."""
+    """Counts the bytes of storages that are alive, apart from the model's own, and operators."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         tensors = [*model.parameters(), *model.buffers()]
         self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self._sizes = {tensor.numel() for tensor in tensors}
+        self._growth = Growth(model)
+        self.recorder = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
         self.apart, self.together = _Front(), _Front()
         """Without gradients of parameters, and with those that are there at each moment."""
+
+    def lines(self, precision: str) -> dict[str, list[Line]]:
+        """Of activations, by the name of the precision and of it with gradients."""
+        both = f"{precision}{WITH_GRADIENTS}"
+        return {precision: self.apart.lines(), both: self.together.lines()}
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient from what is alive to the gradients."""
@@ -153,7 +166,11 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two calls of three: autograd asks before every operator
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.recorder.record(func, args, kwargs, out)
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, Tensor):
                 self._count(value)
@@ -166,8 +183,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         size = storage.nbytes()
         elements = size // tensor.element_size()
-        # A parameter in another dtype, and its gradient, have as many elements as the parameter.
-        is_batched = elements % _SAMPLES == 0 and elements not in self._sizes
+        is_batched = self._growth.grows(elements)
         self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
         self._add(size, is_batched)
         self.apart.add(self._fixed, self._batched)

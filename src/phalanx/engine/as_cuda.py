@@ -1,8 +1,9 @@
 """CPU operators made to take the memory that CUDA's take, for a trace on tensors without values.
 
-Four things differ enough to matter: dropout (CUDA keeps a mask of one byte per element), attention
-with dropout (fused on CUDA, spelled out on CPU), the operators that CUDA's autocast runs in fp32,
-and among them softmax, which reads half precision and writes fp32 without a copy in between.
+Five things differ enough to matter: dropout (CUDA keeps a mask of one byte per element), attention
+with dropout and recurrent layers (fused on CUDA, spelled out on CPU), the operators that CUDA's
+autocast runs in fp32, and among them softmax, which reads half precision and writes fp32 without a
+copy in between.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import _VF, Tensor
 from torch.overrides import TorchFunctionMode
+
+from phalanx.engine.recurrence import GATES, as_cudnn
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A function made into another one."""
@@ -53,6 +56,9 @@ def as_cuda(*, is_autocast: bool) -> Iterator[None]:
             changed["cross_entropy"] = _cross_entropy(F.cross_entropy)
         for name, function in changed.items():
             stack.enter_context(mock.patch.object(F, name, function))
+        for name in GATES:
+            layer = as_cudnn(name, getattr(_VF, name), HALF if is_autocast else None)
+            stack.enter_context(mock.patch.object(_VF, name, layer))
         yield
 
 

@@ -129,11 +129,14 @@ class WeightAverage:
         return {"decay": self._decay, "warmup": self._warmup, "updates": self._updates}
 
 
-def make_average(job: EmaJob, strategy: Strategy) -> WeightAverage | None:
-    """The average a job asks for, started from the weights the model has now."""
+def begin_average(job: EmaJob, strategy: Strategy) -> WeightAverage | None:
+    """The average a job asks for, started from the weights the model has now; it follows every
+    update from here on."""
     if job.decay is None:
         return None
-    return WeightAverage(strategy, decay=job.decay, warmup=job.warmup)
+    average = WeightAverage(strategy, decay=job.decay, warmup=job.warmup)
+    strategy.follow_updates(average.after_step)
+    return average
 
 
 def ema_findings(job: EmaJob, record: Mapping[str, Any] | None, step: int) -> list[Finding]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from phalanx.engine.blocks import Block
@@ -38,6 +40,7 @@ class _Recomputed:
         functools.update_wrapper(self, block.forward)  # keeps the signature for those who look
         self._block = block
         self._forward = block.forward
+        self._is_traced = not watch_buffers
         self._changed: list[_Place] | None = None if watch_buffers else []
         """Buffers that forward changes; None before the first call, which finds out."""
 
@@ -55,6 +58,8 @@ class _Recomputed:
         # takes none.
         values = (*args, *kwargs.values())
         contexts = self._contexts if self._needs_contexts(values) else noop_context_fn
+        if self._is_traced:
+            contexts = _modes_again
         return checkpoint(forward, *values, use_reentrant=False, context_fn=contexts)
 
     def _needs_contexts(self, values: Iterable[Any]) -> bool:
@@ -69,6 +74,26 @@ class _Recomputed:
     def note(self, before: _Snapshot) -> None:
         """Remember which buffers the first forward changed."""
         self._changed = before.changed()
+
+
+class _Modes:
+    """The function modes of a forward, around its recomputation: backward runs without any (torch
+    2.13), and in a trace they stand for what CUDA does."""
+
+    def __init__(self) -> None:
+        self._modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        for mode in self._modes:
+            self._entered.enter_context(mode)
+
+    def __exit__(self, *raised: Any) -> None:
+        self._entered.close()
+
+
+def _modes_again() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _Modes()
 
 
 class _First:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
-from phalanx.engine.ema import WeightAverage, ema_findings, make_average
+from phalanx.engine.ema import WeightAverage, begin_average, ema_findings
 from phalanx.engine.loop import Counters
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import Strategy
@@ -52,9 +52,7 @@ class Saving:
         saved = self._find()
         if saved is not None:
             load_checkpoint(saved, self._strategy)
-        self.average = make_average(self._job.ema, self._strategy)
-        if self.average is not None:
-            self._strategy.follow_updates(self.average.after_step)
+        self.average = begin_average(self._job.ema, self._strategy)
         if saved is not None:
             record = saved.state.get("ema")
             if self.average is not None and record is not None:

@@ -44,3 +44,11 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.current_allocated_memory())
     return int(psutil.Process().memory_info().rss)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -97,10 +97,12 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         weights=weights,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
-        fetch_s=_fetch_seconds(train),
+        fetch_s=fetch_seconds(train),
         input_bytes=activations.input_bytes,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
+        operators=activations.operators,
+        checkpointed_operators=activations.checkpointed_operators,
         activations_unknown=activations.unknown,
     )
 
@@ -130,7 +132,7 @@ def _hash_samples(digest: Any, data: Any) -> None:
             digest.update(repr(leaf).encode())
 
 
-def _fetch_seconds(data: Any) -> float:
+def fetch_seconds(data: Any) -> float:
     """Seconds per sample of a batched fetch; the second of two, since the first opens files."""
     ids = np.arange(min(len(data), _TIMED), dtype=np.int64)
     fetch = choose_fetch(data)

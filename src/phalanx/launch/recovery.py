@@ -57,7 +57,10 @@ def find_memory_failure(seen: Iterable[Event]) -> Event | None:
 
 
 def revise_plan(plan: Plan, failure: Event) -> Revision | None:
-    """The plan that needs less memory where it ran out; None when there is none."""
+    """The plan that needs less memory where it ran out; None when there is none, or when the ranks
+    were to measure this one."""
+    if plan.measured_micro_batches is not None:
+        return None
     memory, phase, step = failure.data["memory"], failure.data["phase"], failure.data["step"]
     said = failure.data["reason"]
     tried, idle = memory["tried_bytes"], memory["idle_bytes"]

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +16,10 @@ class MeasuredStep:
     """A job's own step at one micro-batch."""
 
     job_key: str
-    """Hash of what decides how long a forward and backward takes: recipe, options, precision,
-    activation checkpointing, strategy, ranks."""
+    """Hash of what decides how long one rank computes: recipe, options, optimizer, precision,
+    activation checkpointing (`planner.measuring.job_key`)."""
+    strategy: str = "single"
+    ranks: int = 1
     micro_batch: int
     accumulation: int
     step_s: float
@@ -35,6 +40,13 @@ class MeasuredStep:
     process_bytes: int | None = None
     """All that the process holds of the device at its peak, as nvidia-smi shows it."""
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> MeasuredStep:
+        return cls(**_known(cls, record))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
@@ -50,7 +62,7 @@ class MeasuredLink:
 class Calibration:
     """One kind of device, as measured."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     device: str
     """The GPU's name as the driver has it, or the processor's."""
     measured_at: str
@@ -67,3 +79,30 @@ class Calibration:
     """What the process holds of the device besides torch's allocator."""
     links: tuple[MeasuredLink, ...] = ()
     steps: tuple[MeasuredStep, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Calibration:
+        """Raises ValueError, TypeError or KeyError for what is no calibration."""
+        if record["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"format {record['schema_version']}, known: {SCHEMA_VERSION}")
+        parts = {
+            "links": tuple(MeasuredLink(**_known(MeasuredLink, link)) for link in record["links"]),
+            "steps": tuple(MeasuredStep.from_json(step) for step in record["steps"]),
+        }
+        return cls(**{**_known(cls, record), **parts})
+
+
+def device_kind(device: str, *, gpu: str | None, cpu: str) -> str:
+    """What a calibration is for: the name of the GPU, or of the processor."""
+    if device == "cuda" and gpu is not None:
+        return gpu
+    return f"{cpu}, MPS" if device == "mps" else cpu
+
+
+def _known(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
+    """Without what a later version added."""
+    names = {known.name for known in fields(kind)}
+    return {name: value for name, value in record.items() if name in names}

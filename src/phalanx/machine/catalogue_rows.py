@@ -53,6 +53,8 @@ class CatalogueGpu:
     pcie_generation: int | None
     board_w: float | None
     """The power limit the board is sold with."""
+    processors: int
+    """Streaming multiprocessors, or cores of an Apple GPU."""
     source: str
 
     @property
@@ -105,9 +107,30 @@ def _card(
         nvlink_gb_per_s=links[1],
         nvlink_lanes=links[2],
         board_w=board_w,
+        processors=_PROCESSORS.get(name) or _PROCESSORS[model[0]],
         source=source,
     )
 
+
+# NVIDIA's architecture white papers (Pascal to Hopper), boards as they are sold; B200: CUDA's
+# documentation. By name where the form matters, otherwise by model.
+_PROCESSORS = {
+    "p100": 56,
+    "v100": 80,
+    "t4": 40,
+    "rtx 2080": 46,
+    "rtx 2080 ti": 68,
+    "rtx 3090": 82,
+    "rtx 4090": 128,
+    "rtx a6000": 84,
+    "a100": 108,
+    "h100": 132,
+    "H100 PCIe": 114,
+    "h200": 132,
+    "b200": 148,
+    "l4": 58,
+    "l40s": 142,
+}
 
 _ALSO_AS_SXM = ("p100", "v100", "a100", "h100")  # the form must be said unless SXM is meant
 
@@ -210,6 +233,7 @@ def _chip(name: str, gb: int, fp32: float | None, bandwidth: float | None) -> Ca
         nvlink_lanes=0,
         pcie_generation=None,
         board_w=None,
+        processors=1,
         source="akunu book; huggingface.js hardware.ts; M4: wccftech",
     )
 

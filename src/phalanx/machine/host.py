@@ -150,7 +150,7 @@ def probe_cpu(limits: CgroupLimits) -> Cpu:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     quota = limits.cpu_cores
     return Cpu(
-        model=_cpu_model(),
+        model=cpu_model(),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=logical,
         usable_cores=max(1, min(allowed, math.floor(quota) if quota is not None else allowed)),
@@ -158,7 +158,8 @@ def probe_cpu(limits: CgroupLimits) -> Cpu:
     )
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor in its maker's words."""
     for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model") and value.strip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 _DEVICES = ("devices.gpus", "devices.cpu", "strategy")
 _BATCH = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
 _LENGTH = ("epochs", "steps")
+_TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", "loader.workers")
 _MEMORY = ("micro_batch_size", "activation_checkpointing", "precision", "strategy")
 
 FEEDS: dict[str, tuple[str, ...]] = {
@@ -43,5 +44,10 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "speedup": _DEVICES,
     "parameters": ("recipe", "options"),
     "memory_bytes": (*_MEMORY, "optimizer.name", "ema.decay", "fsdp.shard_ranks"),
+    "process_bytes": (*_MEMORY, "optimizer.name", "ema.decay", "fsdp.shard_ranks"),
+    "step_s": _TIME,
+    "samples_per_s": _TIME,
+    "duration_s": (*_LENGTH, *_TIME),
+    "energy_kwh": (*_LENGTH, *_TIME),
 }
 """Every choice by its name in the plan, the key that says it outright first."""

@@ -149,7 +149,7 @@ def _attempts(
     way = _Way(
         job,
         plan.precision.value,
-        plan.activation_checkpointing.value,
+        plan.activation_checkpointing.value or plan.may_recompute,
         plan.strategy.value,
         plan.shard_ranks.value,
     )

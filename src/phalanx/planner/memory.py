@@ -13,7 +13,7 @@ from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.shares import largest_share, layout_of, weights_of
+from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
 from phalanx.planner.trace import Trace
 
 FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
@@ -36,7 +36,7 @@ def make_footprint(
     share = largest_share(weights, layout)
     gradients = share.gradients
     if layout.stage == 1:  # whole until backward is over
-        gradients = sum(w.learns * w.elements * layout.itemsize(w) for w in weights)
+        gradients = whole_gradients(weights, layout)
     traced = "bf16" if is_half else "fp32"
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0

@@ -37,7 +37,8 @@ class Operator(NamedTuple):
     """Read and written by one of them."""
     shape: Shape | None = None
     """Of a product; a convolution's is (groups, output positions, output channels per group,
-    input channels per group x window)."""
+    input channels per group x window), a recurrence's that of its steps, which come one after
+    another: (steps, samples, gates x units, units)."""
     name: str = ""
     """Of the operator in torch, for people who look for what takes the time."""
 

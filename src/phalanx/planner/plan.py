@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.footprint import Footprint
+from phalanx.planner.forecast import Forecast
 
 SCHEMA_VERSION = 1
 
@@ -104,6 +105,16 @@ class Plan:
     """Parameters of the model."""
     memory_bytes: Decision[int | None] = Decision(None, "not predicted")
     """Predicted peak on one rank."""
+    process_bytes: Decision[int | None] = Decision(None, "not predicted")
+    """The same as the driver shows it: what fragments, the context and the libraries included."""
+    step_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted seconds of an optimizer step."""
+    samples_per_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted throughput of all ranks."""
+    duration_s: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted seconds of the whole run."""
+    energy_kwh: Decision[float | None] = Decision(None, "not predicted")
+    """Predicted energy of the GPUs, at most."""
     worker_env: dict[str, str]
     """Environment variables the ranks get."""
     resume_from: str | None = None
@@ -119,12 +130,19 @@ class Plan:
     the job leaves it open."""
     footprint: Footprint | None = None
     """What memory is predicted from."""
+    forecast: Forecast | None = None
+    """Predicted time by part, with its interval."""
+    alternatives: list[dict[str, Any]] = field(default_factory=list)
+    """What else was considered, and why it lost."""
     device_bytes: int | None = None
     """Memory of the smallest GPU; None without CUDA."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     is_recorded: bool = False
     """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
+    measured_micro_batches: list[int] | None = None
+    """Micro-batches that the ranks measure instead of training, for `bench`; empty: only the
+    machine. None: they train."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -147,7 +165,7 @@ class Plan:
             value = getattr(self, known.name)
             if isinstance(value, Decision):
                 value = {"value": value.value, "reason": value.reason}
-            elif isinstance(value, Footprint):
+            elif isinstance(value, (Footprint, Forecast)):
                 value = value.to_json()
             record[known.name] = value
         return record
@@ -165,7 +183,9 @@ class Plan:
             "may_recompute",
             "device_bytes",
             "shrunk",
+            "alternatives",
             "is_recorded",
+            "measured_micro_batches",
             "identity",
         }
         known = {field.name for field in fields(cls)}
@@ -174,10 +194,12 @@ class Plan:
         values: dict[str, Any] = {
             name: value if name in plain else Decision(value["value"], value["reason"])
             for name, value in record.items()
-            if name in known and name != "footprint"
+            if name in known and name not in ("footprint", "forecast")
         }
         if record.get("footprint") is not None:
             values["footprint"] = Footprint.from_json(record["footprint"])
+        if record.get("forecast") is not None:
+            values["forecast"] = Forecast.from_json(record["forecast"])
         return cls(**values)
 
     def digest(self) -> str:

@@ -132,6 +132,11 @@ def largest_share(weights: Sequence[Weight], layout: Layout) -> Share:
     return share_of(weights, layout, most.index(max(most)))
 
 
+def whole_gradients(weights: Iterable[Weight], layout: Layout) -> int:
+    """Bytes of all gradients, before any rank lets go of some."""
+    return sum(w.learns * w.elements * layout.itemsize(w) for w in weights)
+
+
 def _whole(weights: Iterable[Weight], layout: Layout) -> Share:
     share = Share(0, 0, 0, 0)
     for weight in weights:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Interval, Job
 from phalanx.machine import Machine
+from phalanx.machine.calibration import Calibration
 from phalanx.planner import devices
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import (
@@ -25,22 +27,44 @@ from phalanx.planner.deepspeed import (
     deepspeed_findings,
 )
 from phalanx.planner.fit import fit_findings
+from phalanx.planner.forecaster import Forecaster, with_forecast
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.planner.memory import (
-    choose_activation_checkpointing,
-    make_footprint,
-    smallest_memory,
-)
+from phalanx.planner.memory import make_footprint, smallest_memory
+from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.rates import device_rates
+from phalanx.planner.resize import on_ranks
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
+from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
 
 
 def solve_plan(
-    job: Job, machine: Machine, trace: Trace, *, previous: Plan | None = None
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    *,
+    previous: Plan | None = None,
+    calibration: Calibration | None = None,
 ) -> tuple[Plan, list[Finding]]:
-    """Make every choice; `previous` is the plan of a run that continues."""
+    """Make every choice; `previous` is the plan of a run that continues, `calibration` what was
+    measured of such a machine."""
+    plan, findings = _solve(job, machine, trace, previous, calibration)
+    if plan.ranks.value == 1 or plan.forecast is None:
+        return plan, findings
+    scaled = on_ranks(job, machine, 1)
+    alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration)
+    return replace(plan, speedup=_speedup(plan, alone)), findings
+
+
+def _solve(
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    previous: Plan | None,
+    calibration: Calibration | None,
+) -> tuple[Plan, list[Finding]]:
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
@@ -61,13 +85,13 @@ def solve_plan(
         trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
     )
     per_epoch = batch.steps_per_epoch
+    threads = devices.choose_threads(job, placement, machine, previous)
     total = _choose_length(job, per_epoch)
     lr = scale_lr(job, batch.global_batch_size)
     if previous is not None:
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    findings += batch_findings(batch, ranks, trace, is_synced=synced.value)
     save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
@@ -83,7 +107,7 @@ def solve_plan(
         precision=precision,
         determinism=determinism,
         sync_batchnorm=synced,
-        threads=devices.choose_threads(job, placement, machine, previous),
+        threads=threads,
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
         global_batch_size=sizes.global_batch_size,
@@ -133,11 +157,51 @@ def solve_plan(
         shrunk=previous.shrunk if previous is not None else {},
         identity=_identity(job, trace, batch, precision.value),
     )
-    plan, about_memory = choose_activation_checkpointing(job, plan, previous)
+    rates, about_rates = device_rates(machine, device, placement.cards, threads.value, calibration)
+    predict: Predict = lambda _: None  # noqa: E731
+    if rates is not None:
+        predict = Forecaster(job, machine, trace, placement, rates, calibration)
+    plan, about_memory = choose_micro_batch(job, plan, previous, predict)
+    plan = _follow_micro_batch(job, machine, placement, trace, plan, previous)
+    findings += batch_findings(plan.batch, ranks, trace, is_synced=synced.value)
+    plan = with_forecast(plan, predict(plan))
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
         hosts = machine.nodes * machine.memory.total_bytes
         about_memory += fit_findings(job, trace, plan, placement.cards, hosts)
-    return plan, findings + about_memory
+    others = other_strategies(job, trace, plan, placement, predict)
+    plan = replace(plan, alternatives=[*others, *plan.alternatives])
+    return plan, [*findings, *about_rates, *about_memory]
+
+
+def _follow_micro_batch(
+    job: Job,
+    machine: Machine,
+    placement: devices.Placement,
+    trace: Trace,
+    plan: Plan,
+    previous: Plan | None,
+) -> Plan:
+    """Choices that depend on how many samples run at a time."""
+    micro = plan.micro_batch_size.value
+    return replace(
+        plan,
+        workers=devices.choose_workers(job, placement, machine, fetch_s=trace.fetch_s, micro=micro),
+        evaluate_batch_size=choose_evaluate_batch(job, micro, previous),
+        speedup=expected_speedup(plan.batch, plan.ranks.value),
+    )
+
+
+def _speedup(plan: Plan, alone: Plan) -> Decision[float]:
+    """Throughput over that of one rank."""
+    if plan.forecast is None or alone.forecast is None:
+        return plan.speedup
+    rate, single = plan.forecast.samples_per_s, alone.forecast.samples_per_s
+    value, ranks = rate / single, plan.ranks.value
+    return Decision(
+        round(value, 2),
+        f"{rate:,.0f} samples/s on {ranks} ranks, {single:,.0f} on one: efficiency "
+        f"{100 * value / ranks:.0f} %",
+    )
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
@@ -223,32 +287,3 @@ def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[
         "schedule": job.schedule.model_dump(),
         "precision": precision,
     }
-
-
-class RanksRow(NamedTuple):
-    """A job on some number of ranks."""
-
-    ranks: int
-    global_batch_size: int
-    micro_batch_size: int
-    accumulation: int
-    steps_per_epoch: int
-    lr: float
-    speedup: float
-
-
-def on_ranks(job: Job, trace: Trace, ranks: int) -> RanksRow:
-    """What another number of ranks would mean for a new run of this job."""
-    sizes = choose_batch(job, ranks)
-    batch = BatchPlan(
-        trace.num_samples, sizes.global_batch_size.value, sizes.micro_batch_size.value
-    )
-    return RanksRow(
-        ranks=ranks,
-        global_batch_size=batch.global_batch_size,
-        micro_batch_size=batch.micro_batch_size,
-        accumulation=sizes.accumulation.value,
-        steps_per_epoch=batch.steps_per_epoch,
-        lr=scale_lr(job, batch.global_batch_size).value,
-        speedup=expected_speedup(batch, ranks).value,
-    )

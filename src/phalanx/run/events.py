@@ -52,6 +52,14 @@ KINDS: dict[str, dict[str, str]] = {
         "seconds": "time training stood still",
         "is_best": "whether `best` points at it",
     },
+    "measuring": {"what": "what `bench` measures from here on"},
+    "device": {"calibration": "what `bench` measured of the device"},
+    "measured": {
+        "micro_batch": "samples per forward on one rank",
+        "step": "time by part and memory of a step, or null",
+        "missing": "why there is none: `memory` ran out, too few `samples`",
+        "notes": "what could not be told apart",
+    },
     "finding": {"finding": "a Finding: slug, what, why, fix, severity"},
     "stop": {"reason": "why the run is asked to stop early"},
     "revision": {

@@ -160,9 +160,19 @@ def test_the_loss_of_half_logits_takes_what_it_takes_on_cuda():
 def test_a_loss_that_reads_values_is_not_traced_and_says_so():
     found = trace(reads_values=True)
     assert (found.kept, found.checkpointed) == ({}, {})
+    assert (found.operators, found.checkpointed_operators) == ({}, {})
     assert "DataDependentOutputException" in found.unknown
     assert found.input_bytes == 4 * WIDTH + 8
 
 
 def test_a_model_that_does_not_learn_is_traced():
     assert at(trace(is_frozen=True).kept["fp32"], 4) > 0
+
+
+def test_a_recomputed_softmax_is_the_one_of_forward(monkeypatch):
+    """As a method of half precision it is fp32 on CUDA; backward runs without function modes, and
+    checkpointing refuses what comes out in another type."""
+    monkeypatch.setattr(Layer, "forward", lambda self, x: x + self.out(self.mix(x).softmax(-1)))
+    traced = trace()
+    assert traced.unknown is None
+    assert at(traced.checkpointed["bf16"], 8) < at(traced.kept["bf16"], 8)

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
-from phalanx.engine.ema import WeightAverage, ema_findings, make_average
+from phalanx.engine.ema import WeightAverage, begin_average, ema_findings
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.single import Single
@@ -288,8 +288,10 @@ def test_a_checkpoint_without_an_average_has_no_such_file(tmp_path):
 
 
 def test_a_job_without_a_decay_has_no_average():
-    assert make_average(Ema(), hold(Net())) is None
-    assert make_average(Ema(decay=0.5, warmup=True), hold(Net())).record() == {
+    assert begin_average(Ema(), hold(Net())) is None
+    strategy = hold(net := Net())
+    strategy.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert begin_average(Ema(decay=0.5, warmup=True), strategy).record() == {
         "decay": 0.5,
         "warmup": True,
         "updates": 0,

@@ -82,7 +82,7 @@ def test_what_does_not_fit_says_what_would(solve, model, keys, fix):
 
 
 def test_a_micro_batch_that_is_too_large_is_a_warning(solve):
-    keys = {"global_batch_size": 64, "precision": "bf16", "activation_checkpointing": "off"}
+    keys = {"global_batch_size": 64, "micro_batch_size": 32, "precision": "bf16", **OFF}
     _, (finding,) = solve("2x4090", trace=sizes(1, per_sample=GIB), **keys)
     assert (finding.slug, finding.severity) == ("micro-batch-too-large", "warning")
     assert "micro-batches of 32 need 36." in finding.what

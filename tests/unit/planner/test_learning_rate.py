@@ -6,19 +6,22 @@ from hypothesis import strategies as st
 
 from phalanx.job import Interval
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
-from phalanx.planner.solve import on_ranks
+from phalanx.planner.scaling import scaling_table
 
 
 @pytest.mark.parametrize(("ranks", "lr"), [(1, 1.25e-6), (2, 2.5e-6), (4, 5.0e-6)])
-def test_guide_g4_linear_scaling(make_job, make_trace, ranks, lr):
+def test_guide_g4_linear_scaling(make_job, make_trace, load_machine, ranks, lr):
     job = make_job(batch_per_gpu=4, optimizer={"lr": 1.25e-6, "lr_rule": "linear"})
-    assert on_ranks(job, make_trace(num_samples=29_500), ranks).lr == pytest.approx(lr, rel=1e-12)
+    trace = make_trace(num_samples=29_500)
+    (row,) = scaling_table(job, load_machine("8xa100"), trace, [ranks])
+    assert row.lr == pytest.approx(lr, rel=1e-12)
 
 
 @pytest.mark.parametrize(("ranks", "lr"), [(1, 5e-5), (2, 1e-4), (4, 2e-4), (8, 4e-4)])
-def test_guide_g5_linear_scaling(make_job, make_trace, ranks, lr):
+def test_guide_g5_linear_scaling(make_job, make_trace, load_machine, ranks, lr):
     job = make_job(batch_per_gpu=32, optimizer={"lr": 5e-5, "lr_rule": "linear"})
-    assert on_ranks(job, make_trace(), ranks).lr == pytest.approx(lr, rel=1e-12)
+    (row,) = scaling_table(job, load_machine("8xa100"), make_trace(), [ranks])
+    assert row.lr == pytest.approx(lr, rel=1e-12)
 
 
 def test_auto_leaves_the_rate_alone_below_256_and_says_what_linear_would_give(make_job):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from phalanx.job import load_job
 from phalanx.planner.batch import BatchPlan
-from phalanx.planner.solve import choose_batch, expected_speedup, on_ranks
+from phalanx.planner.scaling import scaling_table
+from phalanx.planner.solve import choose_batch, expected_speedup
 
 MACHINES = ["cpu", "1xt4", "2x4090", "8xa100", "16x2080", "mps"]
 
@@ -39,14 +40,15 @@ def test_solving_twice_gives_the_same_plan(solve):
 
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 7375), (2, 3688), (4, 1844), (8, 922)])
-def test_guide_g4_steps_per_epoch(solve, make_job, make_trace, gpus, steps):
+def test_guide_g4_steps_per_epoch(solve, make_job, make_trace, load_machine, gpus, steps):
     trace = {"num_samples": 29_500}
     plan, _ = solve("8xa100", batch_per_gpu=4, devices={"gpus": gpus}, epochs=3, trace=trace)
     assert plan.global_batch_size.value == 4 * gpus
     assert plan.micro_batch_size.value == 4
     assert plan.steps_per_epoch.value == steps
     assert plan.total_steps.value == 3 * steps
-    row = on_ranks(make_job(batch_per_gpu=4), make_trace(**trace), gpus)
+    job, machine = make_job(batch_per_gpu=4), load_machine("8xa100")
+    (row,) = scaling_table(job, machine, make_trace(**trace), [gpus])
     assert (row.ranks, row.steps_per_epoch, row.global_batch_size) == (gpus, steps, 4 * gpus)
     assert row.speedup == gpus
 

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.engine import worker
-from phalanx.engine.worker import Worker
+from phalanx.engine import feeding
 from phalanx.job.schema import parse_interval
 from phalanx.planner.plan import Decision
 
@@ -14,23 +13,20 @@ from phalanx.planner.plan import Decision
 def clock(monkeypatch):
     """A clock that stands still until it is told otherwise."""
     clock = SimpleNamespace(now_s=1000.0)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(feeding, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     return clock
 
 
 def wishes(*, stop_after=None, start=0, save_every_s=None, is_first=True, is_signalled=False):
     limit = parse_interval(stop_after) if stop_after is not None else None
-    rank = SimpleNamespace(
-        job=SimpleNamespace(stop_after=limit),
-        plan=SimpleNamespace(
-            steps_per_epoch=Decision(10, ""),
-            total_steps=Decision(40, ""),
-            save_every_s=Decision(save_every_s, ""),
-        ),
-        process=SimpleNamespace(is_first=is_first),
-        stop=SimpleNamespace(is_set=is_signalled),
+    signal = SimpleNamespace(is_set=is_signalled)
+    plan = SimpleNamespace(
+        steps_per_epoch=Decision(10, ""),
+        total_steps=Decision(40, ""),
+        save_every_s=Decision(save_every_s, ""),
     )
-    return Worker._wishes(rank, start), rank
+    job = SimpleNamespace(stop_after=limit)
+    return feeding.make_wishes(job, plan, signal, is_first=is_first, start=start), signal
 
 
 def first_stop(**settings):
@@ -75,7 +71,7 @@ def test_saving_by_the_clock_starts_anew_after_each_wish(clock):
 
 def test_a_signal_asks_to_stop_on_any_rank():
     for is_first in (True, False):
-        ask, rank = wishes(is_first=is_first)
+        ask, signal = wishes(is_first=is_first)
         assert ask(SimpleNamespace(step=0))[0] is False
-        rank.stop.is_set = True
+        signal.is_set = True
         assert ask(SimpleNamespace(step=1))[0] is True

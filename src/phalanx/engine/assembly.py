@@ -1,0 +1,143 @@
+"""The parts of one rank that run optimizer steps, put together in the order that matters.
+
+A run and `bench` take them from here, so that what is measured is what trains.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from phalanx.engine.blocks import find_blocks
+from phalanx.engine.checkpoint import load_initial_weights
+from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
+from phalanx.engine.feeding import Wishes, make_feed
+from phalanx.engine.memory import during
+from phalanx.engine.optimize import Schedule, make_optimizer
+from phalanx.engine.order import INIT
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.recompute import recompute_in_backward
+from phalanx.engine.step import TrainStep
+from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.strategies.exact import Exact
+from phalanx.engine.strategies.single import Single
+from phalanx.engine.strategies.together import Together
+from phalanx.engine.sync_batchnorm import BatchStatistics, synchronise_norms
+from phalanx.errors import Finding
+from phalanx.job.schema import Job
+from phalanx.planner.deepspeed import deepspeed_settings
+from phalanx.planner.plan import Plan
+from phalanx.recipe.interface import Data, Recipe
+from phalanx.recipe.keys import make_key
+
+
+class Assembly:
+    """Model, strategy, optimizer and step of one rank, settled and ready for the first step."""
+
+    def __init__(
+        self, job: Job, plan: Plan, process: Process, *, recipe: Recipe, data: Data
+    ) -> None:
+        """`data` is the train split."""
+        self.job = job
+        self.plan = plan
+        self.process = process
+        self.recipe = recipe
+        self.precision = Precision(plan.precision.value, process.device)
+        self.precision.configure()
+        self._statistics: BatchStatistics | None = None
+        self.strategy = self._make_strategy()
+        self._synchronise_norms()
+        if job.init_from is not None:
+            load_initial_weights(self.strategy, Path(job.init_from))
+        optimizer = make_optimizer(recipe, self.strategy.model, job.optimizer, plan.lr.value)
+        self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
+        self.fetcher = Fetcher(recipe, data, seed=job.seed, is_shuffled=True)
+        # The probe is always the first step's, so that a resumed run settles like an unbroken one.
+        self.probe = self._probe()
+        self.train_step = TrainStep(
+            strategy=self.strategy,
+            schedule=Schedule(
+                job.schedule,
+                peak_lr=plan.lr.value,
+                warmup_steps=plan.warmup_steps.value,
+                total_steps=plan.total_steps.value,
+            ),
+            seed=job.seed,
+            filler=self.probe,
+        )
+        self.terms: list[str] = []
+        """Names of the loss terms, where settling ran the model."""
+        self.findings: list[Finding] = []
+        """What settling found."""
+        with during("settle"):
+            self._settle()
+
+    def make_feed(self, start: int, wishes: Wishes) -> Feed:
+        """The steps of this rank from one on; loader processes are forked here."""
+        return make_feed(
+            self.fetcher,
+            self.plan,
+            self.process,
+            start=start,
+            seed=self.job.seed,
+            prefetch=self.job.loader.prefetch,
+            terms=None if self.probe.weights is None else sorted(self.probe.weights),
+            wishes=wishes,
+        )
+
+    def _make_strategy(self) -> Strategy:
+        # Built on the CPU from one seed: the same weights on every rank, device and rank count.
+        torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
+        if self.plan.strategy.value == "fsdp":
+            from phalanx.engine.strategies.fsdp import make_fsdp  # half a second of imports
+
+            return make_fsdp(
+                self.recipe,
+                self.process,
+                self.precision,
+                self.job.fsdp,
+                shard_ranks=self.plan.shard_ranks.value,
+                build=self.plan.build.value,
+                adapt=self._adapt,
+            )
+        model = self.precision.convert(self.recipe.model())
+        if self.plan.strategy.value == "deepspeed":
+            from phalanx.engine.strategies.deepspeed import Deepspeed
+
+            self._adapt(model)
+            settings = deepspeed_settings(self.job, self.plan)
+            return Deepspeed(self.recipe, model, self.process, settings)
+        model = model.to(self.process.device)
+        self._adapt(model)
+        if self.plan.determinism.value == "exact":
+            return Exact(self.recipe, model, self.process)
+        if self.plan.strategy.value == "ddp":
+            return Ddp(self.recipe, model, self.process, self.job.ddp)
+        return Single(self.recipe, model, self.process)
+
+    def _adapt(self, model: torch.nn.Module) -> None:
+        """Change how the model runs, before a strategy wraps or shards it."""
+        if self.plan.sync_batchnorm.value:
+            self._statistics = synchronise_norms(model, self.process)
+        if self.plan.activation_checkpointing.value:
+            recompute_in_backward(find_blocks(self.recipe, model))
+
+    def _synchronise_norms(self) -> None:
+        if self._statistics is not None:
+            assert isinstance(self.strategy, Together)  # one rank has nothing to synchronise
+            self.strategy.synchronise(self._statistics)
+
+    def _probe(self) -> MicroBatch:
+        slots = self.plan.batch.slots_of(0)
+        request = Request(0, slots[self.process.rank % len(slots)], is_training=True)
+        fetched: MicroBatch = move(self.fetcher[request], self.process.device)
+        return fetched
+
+    def _settle(self) -> None:
+        def run_backward(micro_batch: MicroBatch) -> None:
+            self.terms = self.train_step.discard(micro_batch)
+
+        self.findings += self.strategy.settle(self.probe, run_backward)

@@ -1,0 +1,265 @@
+"""Measures a job's real step at several micro-batches, inside the ranks: time by part, and memory.
+
+warm up -> a window as a run has it (the time) -> memory -> a short window that is looked into (the
+parts). Whatever it trains is thrown away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from phalanx.engine.assembly import Assembly
+from phalanx.engine.bench_device import Say, measure_device
+from phalanx.engine.device_memory import clear_device, context_bytes
+from phalanx.engine.ema import begin_average
+from phalanx.engine.memory import during, find_shortage
+from phalanx.engine.process import Process, StopRequest, join
+from phalanx.engine.strategies.ddp import Ddp
+from phalanx.engine.telemetry import synchronise
+from phalanx.engine.timeline import DATA, STEP, Split, mark, profile_steps
+from phalanx.engine.trace import fetch_seconds
+from phalanx.errors import ExitCode
+from phalanx.job.schema import Job
+from phalanx.machine.calibration import MeasuredStep
+from phalanx.planner.measuring import Measured, job_key, plan_at
+from phalanx.planner.plan import Plan
+from phalanx.recipe.interface import Data, Recipe
+from phalanx.recipe.load import load_recipe
+from phalanx.run.events import EventWriter
+
+_WARM_UP = 3  # steps: allocator, cuDNN's choice of kernels, optimizer state
+_TIMED = (3, 10)  # steps, at least and at most
+_TIMED_S = 3.0  # ... as many as this allows
+_INSPECTED = 3  # steps of the window that is looked into
+
+
+def measure_job_here(
+    job: Job,
+    plan: Plan,
+    micro_batches: Iterable[int],
+    *,
+    accumulation: int = 1,
+    is_split: bool = True,
+) -> list[Measured]:
+    """Measure a plan of one rank in this process, and free the device afterwards: one job after
+    another can be measured in one process. Without `is_split` the profiler stays out, which holds
+    some device memory from its first use on; all but waiting for data is then compute."""
+    with join(plan) as process:
+        return list(
+            measure_job(
+                job, plan, process, micro_batches, accumulation=accumulation, is_split=is_split
+            )
+        )
+
+
+def measure_job(
+    job: Job,
+    plan: Plan,
+    process: Process,
+    micro_batches: Iterable[int],
+    *,
+    accumulation: int = 1,
+    is_split: bool = True,
+    say: Say = lambda what: None,
+) -> Iterator[Measured]:
+    """Measure the plan at each micro-batch from small to large, until memory runs out. On several
+    ranks running out is raised: the others wait inside a reduction, so all of them must end."""
+    recipe = load_recipe(job.recipe, job.options)
+    data = recipe.data("train")
+    fetch_s = fetch_seconds(data)
+    for micro_batch in sorted(set(micro_batches)):
+        at = plan_at(plan, micro_batch, accumulation)
+        if at is None:
+            yield Measured(micro_batch, None, "samples")
+            continue
+        say(f"steps of micro-batch {micro_batch}")
+        clear_device(process.device)
+        measured = _measure_or_none(job, at, process, recipe, data, fetch_s, is_split)
+        clear_device(process.device)  # here, where no frame of the measurement is left
+        yield measured
+        if measured.missing == "memory":
+            return
+
+
+def _measure_or_none(
+    job: Job,
+    plan: Plan,
+    process: Process,
+    recipe: Recipe,
+    data: Data,
+    fetch_s: float,
+    is_split: bool,
+) -> Measured:
+    micro_batch = plan.micro_batch_size.value
+    try:
+        with during("step"):
+            rank = _MeasuredRank(job, plan, process, recipe, data)
+            step, notes = rank.measure(fetch_s, is_split)
+            return Measured(micro_batch, step, notes=notes)
+    except Exception as error:
+        if process.world > 1 or find_shortage(error, str(process.device)) is None:
+            raise
+        return Measured(micro_batch, None, "memory")
+
+
+def run_bench(
+    job: Job, plan: Plan, process: Process, events: EventWriter, stop: StopRequest
+) -> dict[str, Any]:
+    """All that a rank of `bench` does; the first one writes what was measured as it comes."""
+
+    def write(kind: str, **data: Any) -> None:
+        if process.is_first:
+            events.write(kind, **data)
+
+    def say(what: str) -> None:
+        write("measuring", what=what)
+
+    write("device", calibration=measure_device(process, say).to_json())
+    asked = plan.measured_micro_batches or []
+    is_stopped = False
+    for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
+        write("measured", **measured.to_json())
+        # A signal reaches the ranks one after the other: they stop where the first one says.
+        is_stopped = bool(process.agree(int(stop.is_set)))
+        if is_stopped:
+            break
+    return {
+        "status": "stopped" if is_stopped else "finished",
+        "step": None,
+        "reason": "stopped before all was measured" if is_stopped else "measured",
+        "findings": [],
+        "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
+    }
+
+
+class _MeasuredRank:
+    """One rank with one plan, from built to thrown away."""
+
+    def __init__(self, job: Job, plan: Plan, process: Process, recipe: Recipe, data: Data) -> None:
+        self._plan = plan
+        self._process = process
+        self._device = process.device
+        self._parts = Assembly(job, plan, process, recipe=recipe, data=data)
+        self._average = begin_average(job.ema, self._parts.strategy)
+        self._parts.strategy.resume()
+        with process.resting() if plan.workers.value > 0 else nullcontext():
+            self._feed = iter(self._parts.make_feed(0, lambda share: (False, False)))
+
+    def measure(self, fetch_s: float, is_split: bool) -> tuple[MeasuredStep, list[str]]:
+        self._run(_WARM_UP - 1)
+        last, _ = self._run(1)
+        fewest, most = _TIMED
+        affordable = int(min(most, max(fewest, _TIMED_S / max(last[0], 1e-6))))
+        times, waits = self._run(self._process.agree(affordable))
+        step_s = median(times)
+        memory = self._memory()
+        split, notes = self._split(step_s, min(median(waits), step_s), is_split)
+        measured = MeasuredStep(
+            job_key=job_key(self._plan),
+            strategy=self._plan.strategy.value,
+            ranks=self._plan.ranks.value,
+            micro_batch=self._plan.micro_batch_size.value,
+            accumulation=self._plan.accumulation.value,
+            step_s=step_s,
+            data_s=split.data_s,
+            compute_s=split.compute_s,
+            communication_s=split.communication_s,
+            overhead_s=split.overhead_s,
+            fetch_s=fetch_s,
+            **memory,
+        )
+        return measured, notes
+
+    def _run(self, steps: int) -> tuple[list[float], list[float]]:
+        """Do steps as a run does them: nothing waits for the device before the end. Returns how
+        long each took, and how long each waited for its samples."""
+        synchronise(self._device)
+        marks, waits = [self._now()], []
+        for _ in range(steps):
+            started = time.perf_counter()
+            step = next(self._feed)
+            waits.append(time.perf_counter() - started)
+            self._parts.train_step.run(step)
+            marks.append(self._now())
+        synchronise(self._device)
+        if self._device.type == "mps":  # its events cannot be taken while steps run
+            whole = time.perf_counter() - marks[0]
+            return [whole / steps] * steps, waits
+        pairs = pairwise(marks)
+        if self._device.type == "cuda":
+            return [a.elapsed_time(b) / 1000 for a, b in pairs], waits
+        return [b - a for a, b in pairs], waits
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _memory(self) -> dict[str, int | None]:
+        """Of the fullest rank, since the first of its parts was built."""
+        if self._device.type != "cuda":
+            return {}
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        besides = context_bytes(self._device)
+        figures = [
+            torch.cuda.max_memory_allocated(self._device),
+            reserved,
+            -1 if besides is None else reserved + besides,
+        ]
+        table = self._process.gather(torch.tensor([figures], dtype=torch.int64))
+        allocated, reserved, held = table.max(dim=0).values.tolist()
+        return {
+            "allocated_bytes": allocated,
+            "reserved_bytes": reserved,
+            "process_bytes": held if int(table[:, 2].min()) >= 0 else None,
+        }
+
+    def _split(self, step_s: float, wait_s: float, is_split: bool) -> tuple[Split, list[str]]:
+        """The parts of a step; they add up to it."""
+        notes: list[str] = []
+        seen = None
+        if is_split and self._device.type == "cuda":
+            seen = profile_steps(self._run_marked, _INSPECTED)
+            if seen is None:
+                notes.append("the profiler saw no kernels: overhead counts as compute")
+        exchange_s = seen.communication_s if seen is not None else 0.0
+        # Only NCCL exchanges in kernels of the device, which the profiler sees.
+        if is_split and self._process.world > 1 and not (seen and self._process.backend == "nccl"):
+            exchange_s = self._exchange_seconds(step_s, notes)
+        if seen is None:
+            exchange_s = min(exchange_s, step_s - wait_s)
+            return Split(wait_s, step_s - wait_s - exchange_s, exchange_s, 0.0), notes
+        compute_s = min(seen.compute_s, step_s)
+        exchange_s = min(exchange_s, step_s - compute_s)
+        # The profiler slows the host down: what is left of the step as it was without it.
+        left_s = step_s - compute_s - exchange_s
+        data_s = min(seen.data_s, left_s)
+        return Split(data_s, compute_s, exchange_s, left_s - data_s), notes
+
+    def _run_marked(self) -> None:
+        for _ in range(_INSPECTED):
+            with mark(DATA):
+                step = next(self._feed)
+            with mark(STEP):
+                self._parts.train_step.run(step)
+
+    def _exchange_seconds(self, step_s: float, notes: list[str]) -> float:
+        """What the same step takes less when gradients stay on their rank. The ranks drift apart
+        by it, so it is the last thing that is measured."""
+        strategy = self._parts.strategy
+        if not isinstance(strategy, Ddp):
+            notes.append(f"{strategy.name}: communication cannot be told from compute here")
+            return 0.0
+        with strategy.hold_gradients():
+            self._run(1)
+            alone, _ = self._run(_INSPECTED)
+        return max(0.0, step_s - median(alone))

@@ -1,0 +1,84 @@
+"""The feed of one rank: which samples, fetched how, and what the rank wishes before each step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from phalanx.engine.data import Feed, Fetcher, Loader, Request, name_samples
+from phalanx.engine.process import Process, StopRequest
+from phalanx.job.schema import Job
+from phalanx.planner.batch import StepShare
+from phalanx.planner.learning_rate import in_steps
+from phalanx.planner.plan import Plan
+
+Wishes = Callable[[StepShare], tuple[bool, bool]]
+"""What a rank wants before a step: to stop, to save."""
+
+
+def make_feed(
+    fetcher: Fetcher,
+    plan: Plan,
+    process: Process,
+    *,
+    start: int,
+    seed: int,
+    prefetch: int,
+    terms: list[str] | None,
+    wishes: Wishes,
+) -> Feed:
+    """The steps of a rank from `start` on; loader processes are forked here."""
+    batch, total = plan.batch, plan.total_steps.value
+
+    def shares() -> Iterator[StepShare]:
+        return (batch.share_of(step, process.rank, process.world) for step in range(start, total))
+
+    requests = (
+        Request(share.epoch, slot, is_training=True) for share in shares() for slot in share.slots
+    )
+    loader = Loader(
+        fetcher,
+        name_samples(requests, seed=seed, size=plan.num_samples.value),
+        workers=plan.workers.value,
+        prefetch=prefetch,
+        pin=plan.pin_memory.value,
+    )
+    return Feed(
+        shares(),
+        iter(loader),
+        terms=terms,
+        device=process.device,
+        reduce=process.reduce_control,
+        wishes=wishes,
+    )
+
+
+def make_wishes(
+    job: Job, plan: Plan, asked_to_stop: StopRequest, *, is_first: bool, start: int
+) -> Wishes:
+    """When a run's rank wants to stop and to save. Only the first rank has a clock."""
+    limit = job.stop_after
+    begun = saved_at = time.monotonic()
+    last_step = None
+    if limit is not None and limit.unit != "minutes":
+        last_step = start + in_steps(
+            limit,
+            total_steps=plan.total_steps.value,
+            steps_per_epoch=plan.steps_per_epoch.value,
+        )
+
+    def wishes(share: StepShare) -> tuple[bool, bool]:
+        nonlocal saved_at
+        stop = asked_to_stop.is_set or (last_step is not None and share.step >= last_step)
+        if not is_first:
+            return stop, False
+        now = time.monotonic()
+        if limit is not None and limit.unit == "minutes" and now - begun > limit.count * 60:
+            stop = True
+        save_every = plan.save_every_s.value
+        save = save_every is not None and now - saved_at > save_every
+        if save:
+            saved_at = now
+        return stop, save
+
+    return wishes

@@ -1,0 +1,53 @@
+"""How long a step, and the job, will take: the numbers. `forecaster` makes them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """One optimizer step, in seconds, and what follows from it."""
+
+    compute_s: float
+    """Forward, backward and update of the busiest rank, host included."""
+    exposed_s: float
+    """Exchange that computing does not hide, and what computing loses to it."""
+    waiting_s: float
+    """For the slowest of the ranks."""
+    data_s: float
+    """For samples that are not there yet."""
+    spread: float
+    """Relative half-width of the interval."""
+    device_s: float
+    host_s: float
+    exchange_s: float
+    """All exchange, hidden or not."""
+    loader_s: float
+    """What the loader takes for a step's samples."""
+    bottleneck: str
+    """`device`, `host`, `communication` or `data`."""
+    samples_per_s: float
+    duration_s: float
+    """The whole job, evaluations included, checkpoints not."""
+    energy_kwh: float | None
+    gpu_hours: float
+    source: str
+    """Where the rates come from."""
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s + self.waiting_s + self.data_s
+
+    def interval(self, value: float) -> tuple[float, float]:
+        """What a time of this forecast lies within, most of the time."""
+        return value / (1 + self.spread), value * (1 + self.spread)
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = self.interval(self.step_s)
+        return {**asdict(self), "step_s": self.step_s, "step_low_s": low, "step_high_s": high}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Forecast:
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__})

@@ -1,0 +1,269 @@
+"""Makes the forecast of a plan: compute, exchange and data put together."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+from math import ceil
+from statistics import NormalDist
+from typing import NamedTuple
+
+from phalanx.errors import format_seconds
+from phalanx.job.schema import Job
+from phalanx.machine import Machine
+from phalanx.machine.calibration import Calibration
+from phalanx.planner.batch import deal
+from phalanx.planner.communication import Exchange, Ring, exchange_ddp, exchange_sharded, make_ring
+from phalanx.planner.deepspeed import BUCKET
+from phalanx.planner.devices import Placement
+from phalanx.planner.forecast import Forecast
+from phalanx.planner.measured import correction
+from phalanx.planner.measuring import measured_steps
+from phalanx.planner.operators import Operator
+from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.rates import Rates
+from phalanx.planner.shares import layout_of, weights_of, whole_gradients
+from phalanx.planner.timing import Compute, time_accumulation, time_operators, time_update
+from phalanx.planner.trace import Trace
+
+# Ranks wait for the slowest of them in every step. A rank's own steps differ by this much from one
+# another (standard deviation; benchmarks/planner, H200).
+_JITTER = 0.04
+
+
+class Computing(NamedTuple):
+    """One micro-batch, and the device and the host in a step of several."""
+
+    one: Compute
+    device_s: float
+    host_s: float
+
+    def scaled(self, factor: float) -> Computing:
+        one = Compute(*(factor * seconds for seconds in astuple(self.one)))
+        return Computing(one, factor * self.device_s, factor * self.host_s)
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """All that a forecast needs besides the plan."""
+
+    job: Job
+    machine: Machine
+    trace: Trace
+    placement: Placement
+    rates: Rates
+    calibration: Calibration | None = None
+
+    def __call__(self, plan: Plan) -> Forecast | None:
+        """None where the operators are not known."""
+        is_checkpointed = plan.activation_checkpointing.value
+        known = self.trace.checkpointed_operators if is_checkpointed else self.trace.operators
+        precision = plan.precision.value
+        operators = known.get("bf16" if precision in ("bf16", "fp16") else "fp32")
+        if not operators:
+            return None
+        batch, ranks = plan.batch, plan.ranks.value
+        slots = deal(batch.num_slots, 0, ranks)[1]
+        micro = ceil(batch.global_batch_size / batch.num_slots)
+        samples = min(batch.global_batch_size, slots * micro)
+        predicted = self._computing(plan, operators, micro, slots)
+        factor, spread = self._correction(plan, operators, micro)
+        one, device, host = predicted.scaled(factor)
+        loader, on_host = self._loader_s(plan, samples)
+        host += on_host
+        compute = self._together(device, host)
+        gradient_bytes = self._gradient_bytes(plan)
+        ring = make_ring(
+            self.machine,
+            self.placement.cards,
+            ranks=ranks,
+            nodes=self.placement.nodes,
+            backend=plan.backend.value,
+            calibration=self.calibration,
+        )
+        exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
+        exposed = exchange.exposed_s + exchange.slowed_s
+        waiting = _JITTER * _slowest_of(ranks) * compute
+        data = max(0.0, loader - (compute + exposed + waiting))
+        parts = {
+            "data": data,
+            "communication": exposed,
+            "host": host if host >= device else 0.0,
+            "device": device if device > host else 0.0,
+        }
+        bottleneck = "data" if data > 0 else max(parts, key=lambda name: parts[name])
+        step = compute + exposed + waiting + data
+        share = exposed / step
+        duration = plan.total_steps.value * step + self._evaluations_s(plan, one, micro)
+        power = self.rates.board_w
+        return Forecast(
+            compute_s=compute,
+            exposed_s=exposed,
+            waiting_s=waiting,
+            data_s=data,
+            spread=(1 - share) * spread + share * ring.spread,
+            device_s=device,
+            host_s=host,
+            exchange_s=exchange.total_s,
+            loader_s=loader,
+            bottleneck=bottleneck,
+            samples_per_s=batch.global_batch_size / step,
+            duration_s=duration,
+            energy_kwh=ranks * power * duration / 3.6e6 if power is not None else None,
+            gpu_hours=ranks * duration / 3600,
+            source=f"{self.rates.source}; {ring.text}" if ranks > 1 else self.rates.source,
+        )
+
+    def _computing(
+        self, plan: Plan, operators: list[Operator], micro: int, slots: int
+    ) -> Computing:
+        one = time_operators(operators, micro, self.rates, plan.precision.value)
+        gradient_bytes = self._gradient_bytes(plan)
+        adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
+        device = slots * one.device_s + adding + self._update_s(plan)
+        return Computing(one, device, slots * one.host_s)
+
+    def _together(self, device_s: float, host_s: float) -> float:
+        """On a CPU the host is the device; otherwise it runs ahead of it."""
+        return device_s + host_s if self.rates.kind == "cpu" else max(device_s, host_s)
+
+    def _correction(self, plan: Plan, operators: list[Operator], micro: int) -> tuple[float, float]:
+        """What measured steps of this job say about the prediction, and its spread."""
+        if self.calibration is None or self.calibration.device != self.rates.driver_name:
+            return 1.0, self.rates.spread
+        steps = measured_steps(self.calibration, plan)
+
+        def predict(micro_batch: int, slots: int) -> float:
+            computing = self._computing(plan, operators, micro_batch, slots)
+            return self._together(computing.device_s, computing.host_s)
+
+        return correction(steps, micro, predict) or (1.0, self.rates.spread)
+
+    def _gradient_bytes(self, plan: Plan) -> int:
+        """Of the whole model, whatever a rank keeps of them."""
+        strategy, precision = plan.strategy.value, plan.precision.value
+        layout = layout_of(self.job, strategy=strategy, precision=precision, shards=1)
+        return whole_gradients(weights_of(self.trace), layout)
+
+    def _update_s(self, plan: Plan) -> float:
+        job = self.job
+        return time_update(
+            self._gradient_bytes(plan) // plan.shard_ranks.value,
+            state_copies=2 if job.optimizer.name == "adamw" else int(bool(job.optimizer.momentum)),
+            has_clip=job.optimizer.clip_norm is not None,
+            has_average=job.ema.decay is not None,
+            is_scaled=plan.precision.value == "fp16",
+            rates=self.rates,
+        )
+
+    def _loader_s(self, plan: Plan, samples: int) -> tuple[float, float]:
+        """(what loader processes take for a step, what the training process itself takes)."""
+        fetch = (self.trace.fetch_s or 0.0) * samples
+        workers = plan.workers.value
+        if workers == 0:
+            return 0.0, fetch
+        cores = max(1, self.machine.cpu.usable_cores // self.placement.node_ranks)
+        return fetch / min(workers, cores), 0.0
+
+    def _exchange(
+        self, plan: Plan, ring: Ring, one: Compute, slots: int, gradient_bytes: int
+    ) -> Exchange:
+        strategy = plan.strategy.value
+        if strategy in ("single", "ddp"):
+            bucket = round((self.job.ddp.bucket_mb or 25) * 2**20)  # torch's own are of 25 MiB
+            return exchange_ddp(ring, gradient_bytes, bucket, one.backward_s)
+        is_half = plan.precision.value in ("bf16", "fp16")
+        weights = self.trace.parameter_bytes // (2 if is_half else 1)
+        stage = plan.zero_stage.value or 3
+        if strategy == "deepspeed":
+            # DeepSpeed's gradients are in the precision of its weights, in buckets.
+            blocks = max(1, weights // BUCKET) if stage < 3 else self.trace.num_blocks + 1
+        else:
+            blocks = self.trace.num_blocks + 1
+        groups = plan.ranks.value // plan.shard_ranks.value
+        inner = make_ring(
+            self.machine,
+            self.placement.cards,
+            ranks=plan.shard_ranks.value,
+            nodes=max(1, self.placement.nodes // groups),
+            backend=plan.backend.value,
+            calibration=self.calibration,
+        )
+        copies = Ring(groups, ring.gb_per_s, ring.latency_s, ring.text) if groups > 1 else None
+        return exchange_sharded(
+            inner,
+            weight_bytes=weights,
+            gradient_bytes=gradient_bytes,
+            blocks=blocks,
+            passes=slots if stage >= 2 else 1,
+            forward_s=slots * one.forward_s,
+            backward_s=slots * one.backward_s,
+            is_kept=strategy == "deepspeed" and stage < 3,
+            copies=copies,
+        )
+
+    def _evaluations_s(self, plan: Plan, one: Compute, micro: int) -> float:
+        every, tests = plan.evaluate_every.value, plan.num_test_samples.value
+        if tests == 0:
+            return 0.0
+        count = 1 if every is None else max(1, plan.total_steps.value // every)
+        share = one.forward_s / one.device_s if one.device_s else 1 / 3
+        forward = max(one.forward_s, share * one.host_s)
+        return count * ceil(tests / micro / plan.ranks.value) * forward
+
+
+def _slowest_of(ranks: int) -> float:
+    """How many standard deviations the slowest of so many lies above their mean (Blom's formula for
+    the largest of normal values: 0.6 for 2, 1.4 for 8, 1.8 for 16)."""
+    if ranks == 1:
+        return 0.0
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
+    """The plan with the times that are predicted for it, each with its arithmetic and interval."""
+    if forecast is None:
+        return plan
+    low, high = (format_seconds(value) for value in forecast.interval(forecast.step_s))
+    parts = [f"compute {format_seconds(forecast.compute_s)}"]
+    if plan.ranks.value > 1:
+        hidden = forecast.exchange_s - forecast.exposed_s
+        parts.append(
+            f"communication {format_seconds(forecast.exposed_s)} exposed"
+            + (f" ({format_seconds(hidden)} hidden)" if hidden > 0 else "")
+        )
+        parts.append(f"the slowest rank {format_seconds(forecast.waiting_s)}")
+    parts.append(f"data {format_seconds(forecast.data_s)}")
+    bound = {
+        "device": "the device computes all the time",
+        "host": f"the host starts operators for {format_seconds(forecast.host_s)}, the device "
+        f"computes for {format_seconds(forecast.device_s)}",
+        "communication": "mostly communication",
+        "data": f"the loader takes {format_seconds(forecast.loader_s)}",
+    }[forecast.bottleneck]
+    steps, total = plan.total_steps.value, plan.global_batch_size.value
+    fast, slow = forecast.interval(forecast.samples_per_s)
+    short, long = (format_seconds(value) for value in forecast.interval(forecast.duration_s))
+    energy: Decision[float | None] = Decision(None, "the board's power is not known")
+    if forecast.energy_kwh is not None:
+        energy = Decision(
+            round(forecast.energy_kwh, 3),
+            f"at most: {plan.ranks.value} boards at their limit for the whole time",
+        )
+    return replace(
+        plan,
+        forecast=forecast,
+        step_s=Decision(
+            forecast.step_s,
+            f"{' + '.join(parts)}; {low} to {high}; {bound}; rates: {forecast.source}",
+        ),
+        samples_per_s=Decision(
+            forecast.samples_per_s,
+            f"{total} / {format_seconds(forecast.step_s)}; {fast:,.0f} to {slow:,.0f}",
+        ),
+        duration_s=Decision(
+            forecast.duration_s,
+            f"{steps} steps, with evaluation; {short} to {long}; start and checkpoints are not "
+            "counted",
+        ),
+        energy_kwh=energy,
+    )

@@ -1,0 +1,61 @@
+"""The strategies that a plan did not take, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from phalanx.errors import format_bytes
+from phalanx.job.schema import Job
+from phalanx.planner.devices import Placement
+from phalanx.planner.forecast import Forecast
+from phalanx.planner.memory import FULL, make_footprint, predict_parts
+from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.trace import Trace
+
+
+def other_strategies(
+    job: Job,
+    trace: Trace,
+    plan: Plan,
+    placement: Placement,
+    predict: Callable[[Plan], Forecast | None],
+) -> list[dict[str, Any]]:
+    """ddp where fsdp was chosen, and the other way round, with the same batch."""
+    ranks, chosen = plan.ranks.value, plan.strategy.value
+    if ranks == 1 or chosen not in ("ddp", "fsdp") or plan.determinism.value == "exact":
+        return []
+    name = "fsdp" if chosen == "ddp" else "ddp"
+    shards = placement.node_ranks if name == "fsdp" else 1
+    other = replace(
+        plan,
+        strategy=Decision(name, ""),
+        shard_ranks=Decision(shards, ""),
+        footprint=make_footprint(job, trace, plan.precision.value, name, placement.cards, shards),
+    )
+    parts, forecast = predict_parts(other), predict(other)
+    rate = forecast.samples_per_s if forecast is not None else None
+    return [
+        {
+            "choice": f"strategy={name}",
+            "samples_per_s": rate,
+            "memory_bytes": parts.total,
+            "why_not": _why_not(job, plan, parts.total, rate),
+        }
+    ]
+
+
+def _why_not(job: Job, plan: Plan, size: int, rate: float | None) -> str:
+    if job.strategy != "auto":
+        return f"strategy = {job.strategy} is asked for"
+    if plan.device_bytes is not None and size > FULL * plan.device_bytes:
+        limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+        return f"{format_bytes(size)}, more than {limit}"
+    now = plan.samples_per_s.value
+    if rate is None or now is None:
+        return "less simple, and not needed"
+    share = 100 * (rate / now - 1)
+    if share > 0:
+        return f"{share:.1f} % faster, but less simple, and not needed"
+    return f"{-share:.0f} % slower, and not needed"
