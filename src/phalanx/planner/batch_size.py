@@ -167,7 +167,7 @@ def batch_findings(batch: BatchPlan, ranks: int, trace: Trace, *, is_synced: boo
                 f"of at most {batch.micro_batch_size} give {slots}",
                 fix=f"--batch-size {larger}, or --gpus {slots}"
                 if larger <= batch.num_samples
-                else f"micro_batch_size={max(1, batch.num_samples // ranks)}, or --gpus {slots}",
+                else f"micro_batch_size={ceil(batch.num_samples / ranks)}, or --gpus {slots}",
                 severity="warning",
             )
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from phalanx.errors import Finding, format_bytes
@@ -166,7 +167,8 @@ def _attempts(
         yield attempt(*_all_of(changes[:count], way))
     kept = [(text, change) for text, change in changes if "offload" not in text]
     text, best = _all_of(kept, way)
-    if best.strategy in ("fsdp", "deepspeed") or plan.ranks.value == 1:
+    can_spread = best.strategy in ("fsdp", "deepspeed", "single")
+    if can_spread:
         yield from _with_more_gpus(attempt, text, best, plan)
     larger = {card.memory_bytes: card for card in reversed(CATALOGUE) if card.kind == "cuda"}
     for size in sorted(size for size in larger if size > there):
@@ -174,6 +176,9 @@ def _attempts(
         if tried.fits:
             yield tried
             return
+    if can_spread and (size := max(larger)) > there:
+        on_largest = partial(attempt, there=size)
+        yield from _with_more_gpus(on_largest, text, best, plan, f"x {larger[size].name}")
 
 
 def _state(trace: Trace, way: _Way) -> int:
@@ -229,7 +234,7 @@ def _offloaded(way: _Way, ranks: int) -> _Way:
 
 
 def _with_more_gpus(
-    attempt: Callable[[str, _Way], _Attempt], text: str, way: _Way, plan: Plan
+    attempt: Callable[[str, _Way], _Attempt], text: str, way: _Way, plan: Plan, kind: str = "GPUs"
 ) -> Iterator[_Attempt]:
     """Twice as many until it fits; the last is given if none does."""
     if way.strategy == "single":
@@ -238,7 +243,7 @@ def _with_more_gpus(
     tried = None
     while ranks < _MOST_GPUS and not (tried and tried.fits):
         ranks *= 2
-        tried = attempt(f"{text or _SAME} on {ranks} GPUs", replace(way, shards=ranks))
+        tried = attempt(f"{text or _SAME} on {ranks} {kind}", replace(way, shards=ranks))
     if tried:
         yield tried
 

@@ -69,6 +69,8 @@ OFFLOAD = "deepspeed.offload_optimizer=true deepspeed.offload_parameters=true"
             {"strategy": "fsdp", "fsdp": {"offload": True}},
             "the same job on L40S, which needs 35.3 GiB of 45.0 GiB",
         ),
+        # 31 GiB gathered: no number of 4090s would do, and 2 of no other card.
+        case("cards", sizes(170), {}, "the same job on 8 x B200, which needs "),
         case("nothing", sizes(30000), {}, "a smaller model"),
     ],
 )

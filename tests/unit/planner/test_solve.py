@@ -197,7 +197,7 @@ def test_ranks_idle_because_the_data_is_small_are_a_finding(solve):
     _, findings = solve(devices={"cpu": 2}, global_batch_size=64, trace={"num_samples": 7})
     beyond, idle = findings
     assert (beyond.slug, beyond.fix) == ("batch-beyond-data", "--batch-size 7, or less")
-    assert (idle.slug, idle.fix) == ("idle-ranks", "micro_batch_size=3, or --gpus 1")
+    assert (idle.slug, idle.fix) == ("idle-ranks", "micro_batch_size=4, or --gpus 1")
 
 
 @pytest.mark.parametrize(
