@@ -5,6 +5,7 @@ line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a bu
 A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 """
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -40,15 +41,12 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(kind))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _cache_of_its_own(tmp_path_factory):
-    """No test sees what this user's commands have kept."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture(autouse=True)
-def _restored_environment():
+def _restored_environment(request, tmp_path_factory):
     before = dict(os.environ)
+    # No test sees what this user's commands have kept, nor what another test has.
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache" / name)
     yield
     for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]

@@ -26,13 +26,20 @@ def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
     return machine, check_machine(machine)
 
 
-def plan(job: Source, *overrides: str, machine: str | None = None, **keys: Any) -> Plan:
-    """What training a job would do, here or on a machine described in words.
+def plan(
+    job: Source, *overrides: str, machine: str | None = None, fresh: bool = False, **keys: Any
+) -> Plan:
+    """What training a job would do, here or on a machine described in words; `fresh` asks the
+    recipe also when its answer is remembered.
 
     `plan("digits", epochs=3)`, `plan("digits", machine="8x A100-80")`; raises UserError."""
     other = other_machine(machine)
     return prepare(
-        job, _overrides(overrides, keys), machine=other, is_elsewhere=other is not None
+        job,
+        _overrides(overrides, keys),
+        machine=other,
+        is_elsewhere=other is not None,
+        is_fresh=fresh,
     ).plan
 
 

@@ -224,3 +224,12 @@ def test_a_wrong_sweep(argv, slug):
     done = run_cli("plan", "digits", *argv)
     assert done.code == 2
     assert f"error[{slug}]" in done.err
+
+
+def test_a_second_plan_is_made_of_the_first_answer_unless_it_is_to_be_fresh(asked):
+    machine = ("--machine", "8x A100-80")
+    slugs = [[f["slug"] for f in answer(*machine, *more)["findings"]] for more in ((), ())]
+    assert ["trace-remembered" in found for found in slugs] == [False, True]
+    assert len(asked) == 1
+    assert "trace-remembered" not in [f["slug"] for f in answer(*machine, "--fresh")["findings"]]
+    assert len(asked) == 2

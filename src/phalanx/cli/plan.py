@@ -47,6 +47,10 @@ def plan(
             help="One row per value of a job key, or per `machine`; `;` where values have commas.",
         ),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Ask the recipe again, also when its answer is remembered."),
+    ] = False,
     price: Annotated[
         float | None, typer.Option("--price", help="Of one GPU for an hour, in any currency.")
     ] = None,
@@ -66,9 +70,13 @@ def plan(
         raise _two_questions(why, sweep)
     other = other_machine(machine)
     if sweep is not None:
-        return show_sweep(job, overrides, notes, sweep, machine=other, as_json=as_json)
+        return show_sweep(
+            job, overrides, notes, sweep, machine=other, is_fresh=fresh, as_json=as_json
+        )
     with console.working("looking at the machine and the recipe"):
-        prepared = prepare(job, overrides, machine=other, is_elsewhere=other is not None)
+        prepared = prepare(
+            job, overrides, machine=other, is_elsewhere=other is not None, is_fresh=fresh
+        )
     findings = [*notes, *prepared.findings]
     if why is not None:
         show_why(prepared, why, as_json=as_json)

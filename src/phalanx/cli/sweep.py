@@ -30,6 +30,7 @@ def show_sweep(
     text: str,
     *,
     machine: Machine | None,
+    is_fresh: bool,
     as_json: bool,
 ) -> int:
     """Plan once per value and print a row for each; exit code 2 when every value is wrong."""
@@ -39,7 +40,7 @@ def show_sweep(
 
     key, _ = parse_sweep(text)
     with console.working("planning once per value"):
-        rows = sweep(job, overrides, text, machine=machine)
+        rows = sweep(job, overrides, text, machine=machine, is_fresh=is_fresh)
     if as_json:
         console.say_json(
             {

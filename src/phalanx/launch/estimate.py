@@ -8,8 +8,9 @@ from typing import Any
 
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
-from phalanx.launch.prepare import AskTrace, Prepared, Source, prepare
-from phalanx.launch.trace import trace_recipe
+from phalanx.launch.prepare import Prepared, Source, prepare
+from phalanx.launch.trace import AskTrace, trace_recipe
+from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, parse_machine
 from phalanx.planner.resize import on_ranks
 from phalanx.planner.solve import solve_plan
@@ -160,7 +161,7 @@ def _of_size(dataset_size: int | None) -> AskTrace:
     """Asks the recipe, and puts the size of another data set in place of its own."""
 
     def ask(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
-        trace, findings = trace_recipe(spec, options)
+        trace, findings = remembering(trace_recipe, is_fresh=False)(spec, options)
         if trace is not None and dataset_size is not None:
             trace = replace(trace, num_samples=dataset_size)
         return trace, findings

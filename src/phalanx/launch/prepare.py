@@ -22,7 +22,8 @@ from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.agent import import_torch
 from phalanx.launch.calibrations import find_calibration
-from phalanx.launch.trace import trace_recipe
+from phalanx.launch.trace import AskTrace, trace_recipe
+from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.machine.calibration import Calibration
 from phalanx.planner.plan import Plan
@@ -40,7 +41,6 @@ from phalanx.run.directory import (
 )
 
 Source = str | Path | Mapping[str, Any] | Job
-AskTrace = Callable[[str, dict[str, Any]], tuple[Trace | None, list[Finding]]]
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
 
@@ -76,11 +76,13 @@ def prepare(
     adapt: Callable[[Job, Machine], Job] | None = None,
     will_train: bool = False,
     ask_trace: AskTrace | None = None,
+    is_fresh: bool = True,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; with `will_train` what starts the ranks is
     imported meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
-    `ask_trace` takes the place of `trace_recipe`."""
+    `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
+    recipe answered before."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
@@ -100,7 +102,9 @@ def prepare(
         machine,
         is_elsewhere=is_elsewhere,
         will_train=will_train,
-        ask_trace=ask_trace or trace_recipe,
+        # What trains or continues must know the data as it is now.
+        ask_trace=ask_trace
+        or remembering(trace_recipe, is_fresh=is_fresh or will_train or continued is not None),
     )
     if adapt is not None:
         job = adapt(job, machine)

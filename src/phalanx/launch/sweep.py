@@ -9,11 +9,11 @@ from typing import Any
 
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.job import Override
-from phalanx.launch.prepare import AskTrace, Prepared, Source, other_machine, prepare
-from phalanx.launch.trace import trace_recipe
+from phalanx.launch.prepare import Prepared, Source, other_machine, prepare
+from phalanx.launch.trace import Answer, AskTrace, trace_recipe
+from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
-from phalanx.planner.trace import Trace
 
 MACHINE_KEY = "machine"
 SHOWN = (
@@ -83,6 +83,7 @@ def sweep(
     text: str,
     *,
     machine: Machine | None = None,
+    is_fresh: bool = True,
 ) -> list[SweepRow]:
     """A row per value; a value that is wrong has its Findings there and does not end the sweep.
 
@@ -98,7 +99,7 @@ def sweep(
                 fix=f"--sweep {text}",
             )
         )
-    ask, is_elsewhere = _remember(trace_recipe), machine is not None
+    ask, is_elsewhere = _once(remembering(trace_recipe, is_fresh=is_fresh)), machine is not None
     rows = []
     for value in values:
         try:
@@ -127,13 +128,13 @@ def _plan(
     return prepare(source, overrides, machine=machine, is_elsewhere=is_elsewhere, ask_trace=ask)
 
 
-def _remember(ask: AskTrace) -> AskTrace:
-    answers: dict[str, tuple[Trace | None, list[Finding]]] = {}
+def _once(ask: AskTrace) -> AskTrace:
+    answers: dict[str, Answer] = {}
 
-    def remembered(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
+    def asked_once(spec: str, options: dict[str, Any]) -> Answer:
         asked = json.dumps([spec, options], sort_keys=True, default=str)
         if asked not in answers:
             answers[asked] = ask(spec, options)
         return answers[asked]
 
-    return remembered
+    return asked_once

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from phalanx.planner.trace import Trace
 
 _TIMEOUT_S = 600
 
+Answer = tuple[Trace | None, list[Finding]]
+AskTrace = Callable[[str, dict[str, Any]], Answer]
 
-def trace_recipe(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
+
+def trace_recipe(spec: str, options: dict[str, Any]) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either."""
     with tempfile.TemporaryDirectory(prefix="phalanx-trace-") as folder:
         request, result = Path(folder, "request.json"), Path(folder, "result.json")

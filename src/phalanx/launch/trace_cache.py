@@ -1,0 +1,167 @@
+"""Remembers what a recipe answered, so that planning it again takes no process with torch in it.
+
+Only plans are made from memory, and they say so; training always asks anew, since a run must know
+the data it starts on. An answer counts while nothing that can be seen has changed (the recipe's
+files, its options, the files and folders they name, what is installed) and for an hour at most,
+because not everything can be seen. Whatever goes wrong here, the recipe is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sysconfig
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import Finding, errors_of
+from phalanx.launch.trace import Answer, AskTrace
+from phalanx.planner.trace import Trace
+from phalanx.recipe.load import recipe_file, recipe_fingerprint
+from phalanx.run.cache import cache_folder
+from phalanx.run.directory import write_atomic
+
+_PACKAGE = Path(__file__).parents[1]
+LIFE_S = 3600
+_KEPT = 64
+"""Answers on disk; the oldest go."""
+_SEEN = 5000
+"""Files and folders looked at in one folder."""
+
+
+def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
+    """`ask` that keeps what it is answered, and unless `is_fresh` answers from memory."""
+
+    def asked(spec: str, options: dict[str, Any]) -> Answer:
+        key = _key(spec, options)
+        known = _recall(key) if key is not None and not is_fresh else None
+        if known is not None:
+            return known
+        trace, findings = ask(spec, options)
+        if key is not None and trace is not None and not errors_of(findings):
+            _keep(key, trace, findings)
+        return trace, findings
+
+    return asked
+
+
+def _key(spec: str, options: dict[str, Any]) -> str | None:
+    """What an answer depends on; None where that cannot be told."""
+    try:
+        parts = [
+            spec,
+            recipe_fingerprint(spec),
+            _stamp(recipe_file(spec).parent, ".py"),
+            json.dumps(options, sort_keys=True),
+            str(Path.cwd()),
+            platform.python_version(),
+            _torch_version(),
+            _stamp(_PACKAGE, ".py"),
+            # Changes when a package is added, taken away or exchanged: a model may come from one.
+            str(Path(sysconfig.get_path("purelib")).stat().st_mtime_ns),
+        ]
+    except (OSError, ValueError, TypeError):
+        return None
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _recall(key: str) -> Answer | None:
+    try:
+        record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
+        age_s = time.time() - record["made"]
+        trace = Trace.from_json(record["trace"])
+        if not 0 <= age_s < LIFE_S or record["named"] != _named(trace.options):
+            return None
+        findings = [Finding.from_json(entry) for entry in record["findings"]]
+        return trace, [*findings, _from_memory(age_s)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _keep(key: str, trace: Trace, findings: list[Finding]) -> None:
+    record = {
+        "made": time.time(),
+        "named": _named(trace.options),
+        "trace": trace.to_json(),
+        "findings": [finding.to_json() for finding in findings],
+    }
+    try:
+        folder = cache_folder("traces")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(folder / f"{key}.json", json.dumps(record))
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-_KEPT]:
+            old.unlink(missing_ok=True)
+    except (OSError, ValueError, TypeError):
+        return  # a full or read-only disk: the next plan asks again
+
+
+def _named(options: Any) -> list[list[str]]:
+    """Every text among the options, with a stamp of the file or folder that it names."""
+    if isinstance(options, dict):
+        return [found for value in options.values() for found in _named(value)]
+    if isinstance(options, list):
+        return [found for value in options for found in _named(value)]
+    if not isinstance(options, str) or not options:
+        return []
+    try:
+        return [[options, _stamp(Path(options).expanduser())]]
+    except (OSError, ValueError, RuntimeError):
+        return [[options, ""]]
+
+
+def _stamp(path: Path, suffix: str = "") -> str:
+    """Names, sizes and times of a file or of what a folder holds; empty when it is not there."""
+    if not path.exists():
+        return ""
+    digest = hashlib.sha256()
+    for found in islice(_files(path), _SEEN):
+        if suffix and found.suffix != suffix:
+            continue
+        about = found.stat()
+        digest.update(f"{found}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """A file; or a folder and what it holds, folders inside it last. A folder's time tells of files
+    that come and go beyond the limit. Not sorted: the order stays while nothing changes."""
+    if path.is_file():
+        yield path
+        return
+    folders = [path]
+    for folder in folders:
+        yield folder
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    if entry.is_file():
+                        yield Path(entry.path)
+                elif entry.name != "__pycache__" and not entry.name.startswith("."):
+                    folders.append(Path(entry.path))
+
+
+def _from_memory(age_s: float) -> Finding:
+    minutes = round(age_s / 60)
+    ago = f"{minutes} minute{'s' * (minutes != 1)} ago" if minutes else "less than a minute ago"
+    return Finding(
+        slug="trace-remembered",
+        what=f"the recipe was asked {ago}, not now",
+        why="its files, its options, the files they name and what is installed are as they were; "
+        f"answers are remembered for {LIFE_S // 60} minutes, and `train` always asks anew",
+        fix="phalanx plan --fresh",
+        severity="note",
+    )

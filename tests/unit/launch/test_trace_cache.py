@@ -1,0 +1,194 @@
+"""Plans may be made of what a recipe answered before, as long as nothing that can be seen changed;
+training asks."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.launch import prepare as preparing
+from phalanx.launch import trace_cache
+from phalanx.launch.trace_cache import remembering
+from phalanx.planner.footprint import Line
+from phalanx.planner.operators import Operator
+from phalanx.planner.trace import Trace
+from tests.cli.command import fixture_machine
+
+OPERATOR = Operator("memory", "forward", "fp32", 3, Line(0, 0), Line(4, 8), None, "add")
+TRACE = Trace(
+    recipe_fingerprint="a",
+    options={},
+    num_samples=1000,
+    num_test_samples=10,
+    data_fingerprint="first",
+    parameters=10,
+    trainable_parameters=10,
+    parameter_bytes=40,
+    has_batchnorm=False,
+    metric="accuracy",
+    metric_mode="max",
+    operators={"fp32": [OPERATOR]},
+)
+
+
+class Asked:
+    """Counts how often the recipe itself is asked; its data differ each time."""
+
+    def __init__(self, trace=TRACE, findings=()):
+        self.times, self.trace, self.findings = 0, trace, list(findings)
+
+    def __call__(self, spec, options):
+        self.times += 1
+        trace = self.trace and replace(
+            self.trace,
+            options={"data": "data", **options},
+            data_fingerprint=f"look {self.times}",
+        )
+        return trace, self.findings
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.bin").write_bytes(b"rows")
+    path = tmp_path / "mine.py"
+    path.write_text("from layers import Net\n")
+    (tmp_path / "layers.py").write_text("width = 3\n")
+    return f"{path}:Mine"
+
+
+def entries():
+    return list(Path(os.environ["XDG_CACHE_HOME"], "phalanx", "traces").iterdir())
+
+
+def test_an_answer_is_remembered_whole_and_says_so(recipe):
+    asked = Asked()
+    recall = remembering(asked, is_fresh=False)
+    first, no_findings = recall(recipe, {"width": 3})
+    again, (finding,) = recall(recipe, {"width": 3})
+    assert (asked.times, no_findings) == (1, [])
+    assert again == first
+    assert (finding.slug, finding.severity) == ("trace-remembered", "note")
+    assert "less than a minute" in finding.what
+    assert recall(recipe, {"width": 4})[0].options["width"] == 4, "other options"
+    assert asked.times == 2
+
+
+def edit_recipe(folder, monkeypatch):
+    (folder / "mine.py").write_text("from layers import Net, Other\n")
+
+
+def edit_layers(folder, monkeypatch):
+    (folder / "layers.py").write_text("width = 4\n")
+
+
+def change_data(folder, monkeypatch):
+    (folder / "data" / "rows.bin").write_bytes(b"other rows")
+
+
+def add_data(folder, monkeypatch):
+    (folder / "data" / "more.bin").write_bytes(b"")
+
+
+def let_time_pass(folder, monkeypatch):
+    late = time.time() + trace_cache.LIFE_S
+    monkeypatch.setattr(trace_cache.time, "time", lambda: late)
+
+
+def turn_the_clock_back(folder, monkeypatch):
+    monkeypatch.setattr(trace_cache.time, "time", lambda: 0.0)
+
+
+def cut_off(folder, monkeypatch):
+    (entry,) = entries()
+    entry.write_text(entry.read_text()[:-20])
+
+
+def write_other_fields(folder, monkeypatch):
+    (entry,) = entries()
+    entry.write_text(entry.read_text().replace('"num_samples"', '"count"'))
+
+
+def write_nonsense(folder, monkeypatch):
+    (entry,) = entries()
+    entry.write_text("[1, 2]")
+
+
+def move(folder, monkeypatch):
+    monkeypatch.chdir(folder / "data")
+
+
+def exchange_torch(folder, monkeypatch):
+    monkeypatch.setattr(trace_cache, "version", lambda name: "0.0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_recipe,
+        edit_layers,
+        change_data,
+        add_data,
+        let_time_pass,
+        turn_the_clock_back,
+        cut_off,
+        write_other_fields,
+        write_nonsense,
+        move,
+        exchange_torch,
+    ],
+)
+def test_the_recipe_is_asked_again_after(change, recipe, tmp_path, monkeypatch):
+    asked = Asked()
+    recall = remembering(asked, is_fresh=False)
+    recall(recipe, {})
+    change(tmp_path, monkeypatch)
+    answer, findings = recall(recipe, {})
+    assert (asked.times, findings) == (2, [])
+    assert answer.data_fingerprint == "look 2"
+
+
+def test_a_recipe_that_is_wrong_or_missing_is_asked_each_time(recipe):
+    broken = Asked(trace=None)
+    for spec in (recipe, "nowhere.py:Mine"):
+        for _ in range(2):
+            assert remembering(broken, is_fresh=False)(spec, {}) == (None, [])
+    assert broken.times == 4
+
+
+def test_the_oldest_answers_go(recipe, monkeypatch):
+    monkeypatch.setattr(trace_cache, "_KEPT", 3)
+    recall = remembering(Asked(), is_fresh=False)
+    for width in range(5):
+        recall(recipe, {"width": width})
+    assert len(entries()) == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_the_memory_only(recipe, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    asked = Asked()
+    for _ in range(2):
+        assert remembering(asked, is_fresh=False)(recipe, {})[0] is not None
+    assert asked.times == 2
+
+
+def test_training_asks_also_when_a_plan_need_not(tmp_path, monkeypatch):
+    # Data in a place that nobody can see: only the recipe knows that they have changed.
+    monkeypatch.chdir(tmp_path)
+    asked = Asked()
+    monkeypatch.setattr(preparing, "trace_recipe", asked)
+    monkeypatch.setattr(preparing, "import_torch", lambda: None)
+
+    def fingerprint(**settings):
+        machine = fixture_machine("8xa100")
+        done = preparing.prepare("digits", machine=machine, is_elsewhere=True, **settings)
+        return done.trace.data_fingerprint
+
+    assert fingerprint(is_fresh=False) == fingerprint(is_fresh=False) == "look 1"
+    assert fingerprint(is_fresh=False, will_train=True) == "look 2"
+    assert fingerprint(is_fresh=False) == "look 2", "what training was answered is remembered too"
+    assert fingerprint(is_fresh=True) == "look 3"
