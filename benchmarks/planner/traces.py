@@ -20,6 +20,7 @@ from phalanx.recipe.load import recipe_fingerprint
 FOLDER = Path(__file__).with_name(".traces")
 SOURCES = ("engine/*.py", "planner/trace.py", "planner/footprint.py", "planner/operators.py")
 TRACING = ("trace", "activations", "as_cuda", "blocks", "recompute", "operator", "footprint")
+TRACING += ("kernels", "recurrence", "attention")
 
 
 def trace_file(setting):
