@@ -1,5 +1,7 @@
 """Recurrent networks, wide layers over tables, embeddings of a recommender, sets of points."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,8 +47,7 @@ class TableMlp(nn.Module):
     def __init__(self, *, columns, width, depth, dropout, classes):
         super().__init__()
         sizes = [columns, *[width] * depth]
-        pairs = zip(sizes, sizes[1:], strict=False)
-        self.layers = nn.Sequential(*(WideLayer(a, b, dropout) for a, b in pairs))
+        self.layers = nn.Sequential(*(WideLayer(a, b, dropout) for a, b in pairwise(sizes)))
         self.head = nn.Linear(width, classes)
 
     def forward(self, x):

@@ -11,7 +11,7 @@ import json
 import time
 from pathlib import Path
 
-from points import MODELS, find_settings, options_key
+from points import MODELS, SCALING, find_settings, options_key
 
 import phalanx
 from phalanx.planner.trace import Trace
@@ -19,8 +19,10 @@ from phalanx.recipe.load import recipe_fingerprint
 
 FOLDER = Path(__file__).with_name(".traces")
 SOURCES = ("engine/*.py", "planner/trace.py", "planner/footprint.py", "planner/operators.py")
-TRACING = ("trace", "activations", "as_cuda", "blocks", "recompute", "operator", "footprint")
-TRACING += ("kernels", "recurrence", "attention")
+TRACING = (
+    "trace", "activations", "as_cuda", "blocks", "recompute", "operator", "recurrence", "kernels",
+    "attention", "footprint",
+)  # fmt: skip
 
 
 def trace_file(setting):
@@ -56,7 +58,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="part of a setting's name")
     seen = set()
-    for setting in find_settings(parser.parse_args().only):
+    for setting in find_settings(parser.parse_args().only, also=SCALING):
         path = trace_file(setting)
         if path in seen:
             continue

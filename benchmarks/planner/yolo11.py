@@ -82,7 +82,7 @@ class PositionAttention(nn.Module):
         self.wide, self.narrow = conv(width, 2 * width), conv(2 * width, width, is_linear=True)
 
     def forward(self, x):
-        batch, width, height, breadth = x.shape
+        batch, _, height, breadth = x.shape
         mixed = self.mix(x).view(batch, self.heads, -1, height * breadth)
         q, k, v = mixed.split([self.of_key, self.of_key, self.of_value], 2)
         shares = ((q.transpose(-2, -1) @ k) * self.of_key**-0.5).softmax(-1)

@@ -1,4 +1,4 @@
-"""Phalanx from Python: `check`, `plan`, `train` and `verify` as functions, also in a notebook."""
+"""Phalanx from Python: `check`, `plan`, `train`, `verify`, `bench` as functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from phalanx.cli.follow import Result, run_prepared
 from phalanx.diagnose.compare import TOLERANCE
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
+from phalanx.launch.bench import Bench
+from phalanx.launch.bench import bench as _measure
 from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
 
-__all__ = ["Result", "Verification", "check", "plan", "train", "verify"]
+__all__ = ["Bench", "Result", "Verification", "bench", "check", "plan", "train", "verify"]
 
 
 def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
@@ -77,6 +79,14 @@ def verify(
         tolerance=tolerance,
         keep=Path(keep) if keep is not None else None,
     )
+
+
+def bench(
+    job: Source | None = None, *overrides: str, micro_batches: Sequence[int] = (), **keys: Any
+) -> Bench:
+    """Measure this machine, and a job's real steps on it. `bench("digits").bottleneck`; `plan`
+    predicts with it from then on. Raises UserError if the job is wrong or a rank fails."""
+    return _measure(job, _overrides(overrides, keys), micro_batches=micro_batches)
 
 
 def _overrides(texts: Sequence[str], keys: dict[str, Any]) -> list[Override | str]:

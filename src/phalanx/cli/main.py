@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import check, estimate, explain, plan, recipes, train, verify
+from phalanx.cli import bench, check, estimate, explain, plan, recipes, train, verify
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

@@ -1,4 +1,4 @@
-"""The options that `train`, `plan` and `verify` share: each sets keys of the job."""
+"""The options that `train`, `plan`, `verify` and `bench` share: each sets keys of the job."""
 
 from __future__ import annotations
 

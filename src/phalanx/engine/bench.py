@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -21,7 +20,7 @@ from phalanx.engine.bench_device import Say, measure_device
 from phalanx.engine.device_memory import clear_device, context_bytes
 from phalanx.engine.ema import begin_average
 from phalanx.engine.memory import during, find_shortage
-from phalanx.engine.process import Process, join
+from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.telemetry import synchronise
 from phalanx.engine.timeline import DATA, STEP, Split, mark, profile_steps
@@ -29,7 +28,7 @@ from phalanx.engine.trace import fetch_seconds
 from phalanx.errors import ExitCode
 from phalanx.job.schema import Job
 from phalanx.machine.calibration import MeasuredStep
-from phalanx.planner.measuring import job_key, plan_at
+from phalanx.planner.measuring import Measured, job_key, plan_at
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.load import load_recipe
@@ -39,27 +38,6 @@ _WARM_UP = 3  # steps: allocator, cuDNN's choice of kernels, optimizer state
 _TIMED = (3, 10)  # steps, at least and at most
 _TIMED_S = 3.0  # ... as many as this allows
 _INSPECTED = 3  # steps of the window that is looked into
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A job at one micro-batch."""
-
-    micro_batch: int
-    step: MeasuredStep | None
-    """None when it could not run."""
-    missing: str | None = None
-    """Why it could not: `memory` ran out, or too few `samples`."""
-    notes: list[str] = field(default_factory=list)
-    """What could not be told apart."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "micro_batch": self.micro_batch,
-            "step": self.step.to_json() if self.step is not None else None,
-            "missing": self.missing,
-            "notes": self.notes,
-        }
 
 
 def measure_job_here(
@@ -131,7 +109,9 @@ def _measure_or_none(
         return Measured(micro_batch, None, "memory")
 
 
-def run_bench(job: Job, plan: Plan, process: Process, events: EventWriter) -> dict[str, Any]:
+def run_bench(
+    job: Job, plan: Plan, process: Process, events: EventWriter, stop: StopRequest
+) -> dict[str, Any]:
     """All that a rank of `bench` does; the first one writes what was measured as it comes."""
 
     def write(kind: str, **data: Any) -> None:
@@ -142,15 +122,20 @@ def run_bench(job: Job, plan: Plan, process: Process, events: EventWriter) -> di
         write("measuring", what=what)
 
     write("device", calibration=measure_device(process, say).to_json())
-    if plan.measured_micro_batches:
-        for measured in measure_job(job, plan, process, plan.measured_micro_batches, say=say):
-            write("measured", **measured.to_json())
+    asked = plan.measured_micro_batches or []
+    is_stopped = False
+    for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
+        write("measured", **measured.to_json())
+        # A signal reaches the ranks one after the other: they stop where the first one says.
+        is_stopped = bool(process.agree(int(stop.is_set)))
+        if is_stopped:
+            break
     return {
-        "status": "finished",
+        "status": "stopped" if is_stopped else "finished",
         "step": None,
-        "reason": "measured",
+        "reason": "stopped before all was measured" if is_stopped else "measured",
         "findings": [],
-        "exit_code": int(ExitCode.OK),
+        "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
     }
 
 

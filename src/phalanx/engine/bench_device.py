@@ -18,7 +18,7 @@ from phalanx.engine.telemetry import synchronise
 from phalanx.machine.calibration import Calibration, MeasuredLink, device_kind
 from phalanx.machine.host import cpu_model
 
-_WINDOW_S = 0.5
+_WINDOW_S = {"cuda": 0.5, "mps": 0.5, "cpu": 0.2}  # clocks of a GPU settle first
 _SMALL_CALLS = 2000  # fewer than fill the queue of a GPU, which holds at least 1024 while it drains
 _QUEUED = 500  # small kernels that wait behind a large one, so that no launch delays them
 _TYPES = {
@@ -189,15 +189,17 @@ def _all_reduce_seconds(process: Process, size: int) -> float:
 
     reduce(3)  # connections are made on first use
     # The first rank counts for all: a rank with another number would wait forever.
-    count = process.agree(int(min(100, max(3, _WINDOW_S / max(reduce(2), 1e-7)))))
+    count = process.agree(
+        int(min(100, max(3, _WINDOW_S[process.device.type] / max(reduce(2), 1e-7))))
+    )
     return min(reduce(count) for _ in range(2))
 
 
 def _seconds_per_call(call: Callable[[], Any], device: torch.device) -> float:
-    """Sustained: the mean of a window of half a second or of one call, after a warm-up."""
+    """Sustained: the mean of a window of time, or of one call, after a warm-up."""
     call()
     seconds = _timed(call, 1, device)
-    count = int(max(1, min(1000, _WINDOW_S / max(seconds, 1e-7))))
+    count = int(max(1, min(1000, _WINDOW_S[device.type] / max(seconds, 1e-7))))
     return _timed(call, count, device)
 
 

@@ -74,7 +74,7 @@ def _work(
         return Worker(run, job, plan, process, events, stop).train()
     from phalanx.engine.bench import run_bench
 
-    return run_bench(job, plan, process, events)
+    return run_bench(job, plan, process, events, stop)
 
 
 class Worker:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare, resolve_source
+from phalanx.launch.run_folder import RunFailedError, run_folder
 from phalanx.launch.supervisor import Outcome, Supervisor
 from phalanx.machine import Machine
 from phalanx.planner.comparable import Side, comparable_sides, devices_for
@@ -75,7 +74,7 @@ def verify_job(
     """Train the first steps of a job on one rank and on many, and compare. Raises UserError when
     the job is wrong or one of the runs fails; its logs are left where the Finding says."""
     _check_request(ranks, steps, keep)
-    with _folder(keep) as folder:
+    with run_folder("verify", keep) as folder:
         say("looking at the machine and the recipe")
         prepared, notes = _prepare(source, overrides, ranks=ranks, steps=steps)
         steps = min(steps, prepared.plan.total_steps.value)
@@ -123,30 +122,6 @@ def _check_request(ranks: int, steps: int, keep: Path | None) -> None:
 
 def _run_name(ranks: int) -> str:
     return "1-rank" if ranks == 1 else f"{ranks}-ranks"
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where the runs are written; removed afterwards unless it is to be kept, or a run failed and
-    its logs are wanted."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="phalanx-verify-"))
-    is_wanted = False
-    try:
-        yield folder
-    except _RunFailedError:
-        is_wanted = True
-        raise
-    finally:
-        if not is_wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-class _RunFailedError(UserError):
-    """One of the two runs failed; its Findings point into its run directory."""
 
 
 def _prepare(
@@ -269,7 +244,7 @@ class _Runs:
         if outcome.status == "failed":
             cause = explain_crash(outcome.findings) if ranks == 1 else None
             findings = [*outcome.findings, *([cause] if cause else [])]
-            raise _RunFailedError(findings, exit_code=outcome.exit_code)
+            raise RunFailedError(findings, exit_code=outcome.exit_code)
         if outcome.step != self._steps:
             raise UserError(
                 Finding(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.batch import BatchPlan
@@ -12,6 +13,32 @@ from phalanx.planner.memory import FULL, predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
 
 _STEPS = 1_000_000  # of a feed that is measured and then dropped
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A job at one micro-batch."""
+
+    micro_batch: int
+    step: MeasuredStep | None
+    """None when it could not run."""
+    missing: str | None = None
+    """Why it could not: `memory` ran out, or too few `samples`."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be told apart."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Measured:
+        step = record["step"]
+        return cls(
+            micro_batch=record["micro_batch"],
+            step=MeasuredStep.from_json(step) if step is not None else None,
+            missing=record["missing"],
+            notes=list(record["notes"]),
+        )
 
 
 def job_key(plan: Plan) -> str:

@@ -1,0 +1,250 @@
+"""Predicted against measured: what today's planner says of points that were measured on a GPU.
+
+    python benchmarks/planner/report.py points.jsonl [--half fitted] [--write]
+
+Predictions are made here and now, from the job, the catalogue's GPU and a trace on CPU. "After
+bench" adds a calibration: the device as measured and the same setting's steps at its other
+micro-batches, never the point itself. `--half fitted` is what one looks at while fitting.
+"""
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from points import SETTINGS, Setting
+from traces import read_trace
+
+from phalanx.machine import parse_machine
+from phalanx.machine.calibration import Calibration, MeasuredStep
+from phalanx.planner.measuring import job_key
+from phalanx.planner.memory import FULL
+from phalanx.planner.solve import solve_plan
+
+RESULT = Path(__file__).parents[1] / "results" / "2026-11-15-planner-gpu.md"
+GPU = "H200"
+
+# figure, what issue 4 asks of it on the untouched half: median, worst
+FIGURES = {
+    "allocated": ("allocated peak", 0.03, 0.10),
+    "process": ("process peak", 0.08, None),
+    "catalogue": ("step time, catalogue alone", 0.25, None),
+    "after": ("step time, after bench", 0.08, None),
+}
+
+
+@dataclass
+class Point:
+    """One setting at one micro-batch: (predicted, measured) of each figure; None: not known."""
+
+    setting: Setting
+    micro_batch: int
+    step: MeasuredStep | None
+    allocated: tuple[float | None, float | None] = (None, None)
+    process: tuple[float | None, float | None] = (None, None)
+    catalogue: tuple[float | None, float | None] = (None, None)
+    after: tuple[float | None, float | None] = (None, None)
+    is_said_to_fit: bool = True
+
+    def error(self, figure):
+        predicted, measured = getattr(self, figure)
+        return predicted / measured - 1 if predicted is not None and measured else None
+
+
+def read_measured(path):
+    """(machine, calibration, {setting's name: record}); a later line replaces an earlier one."""
+    machine, calibration, settings = {}, None, {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "machine":
+            machine = record
+        elif record["kind"] == "device" and "calibration" in record:
+            calibration = replace(Calibration.from_json(record["calibration"]), steps=())
+        elif record["kind"] == "setting" and (
+            "error" not in record or record["name"] not in settings
+        ):
+            settings[record["name"]] = record
+    return machine, calibration, settings
+
+
+def predict(setting, record, machine, calibration):
+    """Every point of a setting with its predictions."""
+    trace = read_trace(setting)
+    measured = [
+        (point["micro_batch"], MeasuredStep.from_json(point["step"]) if point["step"] else None)
+        for point in record.get("points", ())
+    ]
+    for micro_batch, step in measured:
+        job = setting.job(micro_batch).model_copy(update={"options": trace.options})
+        plan, _ = solve_plan(job, machine, trace)
+        held = plan.process_bytes.value or plan.memory_bytes.value or 0
+        fits = plan.device_bytes is None or held <= FULL * plan.device_bytes
+        if step is None:
+            yield Point(setting, micro_batch, None, is_said_to_fit=fits)
+            continue
+        # Measured steps carry the key of the code that measured them, which may have changed since.
+        others = tuple(
+            replace(other, job_key=job_key(plan))
+            for size, other in measured
+            if size != micro_batch and other is not None
+        )
+        after = None
+        if calibration is not None and others:
+            known = replace(calibration, steps=others)
+            after = solve_plan(job, machine, trace, calibration=known)[0].step_s.value
+        yield Point(
+            setting,
+            micro_batch,
+            step,
+            allocated=(plan.memory_bytes.value, step.allocated_bytes),
+            process=(plan.process_bytes.value, step.process_bytes),
+            catalogue=(plan.step_s.value, step.step_s),
+            after=(after, step.step_s),
+            is_said_to_fit=fits,
+        )
+
+
+def percent(error):
+    return f"{100 * error:+.1f} %" if error is not None else "-"
+
+
+def gib(size):
+    return f"{size / 2**30:.2f}" if size is not None else "-"
+
+
+def ms(seconds):
+    return f"{1000 * seconds:.1f}" if seconds is not None else "-"
+
+
+def rows(points):
+    yield (
+        "| half | model | settings | micro-batch | allocated GiB: predicted | measured | error "
+        "| process GiB: predicted | measured | error | step ms: catalogue | after bench | measured "
+        "| of it device | error, catalogue | error, after bench |"
+    )
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for point in points:
+        setting, step = point.setting, point.step
+        head = [point.setting.half, setting.model, _way(setting), str(point.micro_batch)]
+        if step is None:
+            cells = [*head, *["-"] * 11, "ran out of memory"]
+        else:
+            cells = [
+                *head,
+                *map(gib, point.allocated),
+                percent(point.error("allocated")),
+                *map(gib, point.process),
+                percent(point.error("process")),
+                ms(point.catalogue[0]),
+                ms(point.after[0]),
+                ms(step.step_s),
+                ms(step.compute_s),
+                percent(point.error("catalogue")),
+                percent(point.error("after")),
+            ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _way(setting):
+    """The settings without the names of their keys."""
+    words = setting.settings.replace("activation_checkpointing=on", "checkpointing")
+    words = words.replace("precision=", "").replace("optimizer.name=", "")
+    return " ".join([*(f"{k}={v}" for k, v in setting.options.items()), words])
+
+
+def summary(points):
+    """Median and worst of each half, beside what is asked of the untouched one."""
+    yield "| figure | half | points | median error | worst | asked: median | worst |"
+    yield "|---|---|--:|--:|--:|--:|--:|"
+    for figure, (name, median, worst) in FIGURES.items():
+        for half in ("fitted", "untouched"):
+            errors = [p.error(figure) for p in points if p.setting.half == half]
+            sizes = [abs(error) for error in errors if error is not None]
+            if not sizes and half not in {p.setting.half for p in points}:
+                continue
+            found = (statistics.median(sizes), max(sizes)) if sizes else (None, None)
+            shown = [f"{100 * value:.1f} %" if value is not None else "-" for value in found]
+            asked = [
+                f"{100 * value:.0f} %" if value is not None else "" for value in (median, worst)
+            ]
+            asked = asked if half == "untouched" else ["", ""]
+            yield f"| {name} | {half} | {len(sizes)} | {' | '.join([*shown, *asked])} |"
+
+
+def out_of_memory(points):
+    ran_out = [p for p in points if p.step is None]
+    wrong = [f"{p.setting.name} at {p.micro_batch}" for p in ran_out if p.is_said_to_fit]
+    return (
+        f"{len(ran_out)} points ran out of memory, {len(wrong)} of them were said to fit"
+        + (f": {', '.join(wrong)}" if wrong else "")
+        + "."
+    )
+
+
+def waited(points):
+    """A step that waits for its samples says nothing about the prediction of its computing."""
+    late = [p for p in points if p.step is not None and p.step.data_s > 0.05 * p.step.step_s]
+    names = ", ".join(f"{p.setting.name} at {p.micro_batch}" for p in late)
+    return f"{len(late)} points waited for data for over 5 % of a step{': ' * bool(late)}{names}."
+
+
+def worst(points, count):
+    for figure, (name, *_) in FIGURES.items():
+        known = [p for p in points if p.error(figure) is not None]
+        known.sort(key=lambda p: -abs(p.error(figure)))
+        if known:
+            yield f"worst of {name}:"
+        for point in known[:count]:
+            error = percent(point.error(figure))
+            yield f"  {error:>9} {point.setting.name} at {point.micro_batch}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("measured", type=Path, help="JSON lines of measure.py")
+    parser.add_argument("--half", choices=("fitted", "untouched"), help="only this half")
+    parser.add_argument("--only", action="append", default=[], help="part of a setting's name")
+    parser.add_argument("--worst", type=int, default=0, help="also print so many of the worst")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    arguments = parser.parse_args()
+    where, calibration, records = read_measured(arguments.measured)
+    machine = parse_machine(GPU)
+    points, failed = [], []
+    for setting in SETTINGS:
+        record = records.get(setting.name)
+        is_asked = not arguments.only or any(word in setting.name for word in arguments.only)
+        if record is None or not is_asked or arguments.half not in (None, setting.half):
+            continue
+        if "error" in record:
+            failed.append(f"{setting.name}: {record['error'][:300]}")
+        points += predict(setting, record, machine, calibration)
+    models = {point.setting.model for point in points}
+    about = ", ".join(f"{k} {v}" for k, v in where.items() if k not in ("kind", "date", "commit"))
+    lines = [
+        "# Predicted against measured, on one GPU",
+        "",
+        f"- date: {where.get('date')}",
+        f"- machine and versions: {about}",
+        f"- commit that measured: {where.get('commit')}",
+        "- commands: python benchmarks/planner/measure.py --out points.jsonl; "
+        "python benchmarks/planner/report.py points.jsonl",
+        f"- {len(points)} points of {len(models)} models. The models, their halves and points were "
+        "chosen before anything was fitted; constants were fitted to the fitted half only.",
+        "",
+        *summary(points),
+        "",
+        out_of_memory(points),
+        waited(points),
+        "",
+        *rows(points),
+    ]
+    if failed:
+        lines += ["", "Settings that failed:", "", *(f"- {line}" for line in failed)]
+    print("\n".join([*lines, *worst(points, arguments.worst)]))
+    if arguments.write:
+        RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
