@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from phalanx.launch.calibrations import read_calibration
 from phalanx.machine.host import cpu_model
 from tests.cli.command import fixture_machine, run_cli
+
+HUNGRY = f"{Path(__file__).parents[1] / 'fixtures' / 'recipes' / 'hungry.py'}:Hungry"
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +29,15 @@ def kept():
 
 
 @pytest.mark.ranks
-def test_two_ranks_are_measured_and_plan_knows_them(tmp_path):
-    code, out, err = run_cli("bench", "digits", "--cpu", "2", "--micro", "4,8,9999", "--json")
+def test_two_ranks_are_measured_until_one_runs_out_of_memory(tmp_path):
+    code, out, err = run_cli(
+        *("bench", HUNGRY, "--cpu", "2", "--precision", "fp64", "--steps", "9", "--json"),
+        *("--batch-size", "8", "--micro", "2,4,8,16", "hunger=settle@0>4", "hungry_rank=1"),
+    )
     assert code == 0, err
     record = json.loads(out)
-    four, eight, too_large = record["job"]["measured"]
-    for measured in (four, eight):
+    two, four, too_large = record["job"]["measured"]
+    for measured in (two, four):
         step = measured["step"]
         parts = [step[f"{p}_s"] for p in ("data", "compute", "communication", "overhead")]
         assert sum(parts) == pytest.approx(step["step_s"]) and min(parts) >= 0
@@ -39,12 +45,13 @@ def test_two_ranks_are_measured_and_plan_knows_them(tmp_path):
         assert measured["samples_per_s"] == pytest.approx(
             2 * measured["micro_batch"] / step["step_s"]
         )
-    assert (too_large["step"], too_large["missing"]) == (None, "samples")
+    assert (too_large["micro_batch"], too_large["step"]) == (8, None)
+    assert too_large["missing"] == "memory"
     (link,) = record["calibration"]["links"]
     assert (link["ranks"], link["backend"]) == (2, "gloo") and link["gb_per_s"] > 0
-    assert [row["micro_batch"] for row in record["job"]["predicted"]] == [4, 8]
+    assert [row["micro_batch"] for row in record["job"]["predicted"]] == [2, 4]
     assert record["job"]["bottleneck"]["part"] in ("data", "compute", "communication")
-    assert [step.to_json() for step in kept().steps] == [four["step"], eight["step"]]
+    assert [step.to_json() for step in kept().steps] == [two["step"], four["step"]]
     assert not list(tmp_path.glob("phalanx-bench-*"))
 
 

@@ -134,7 +134,7 @@ def _show_steps(done: Bench) -> None:
         right=tuple(range(9)),
     )
     for note in dict.fromkeys(note for measured in done.measured for note in measured.notes):
-        console.say(f"not told apart: {note}")
+        console.say(f"mind: {note}")
     found, fastest = done.bottleneck, done.fastest
     if found is not None:
         console.say(f"bottleneck: {found.part}; {found.what}")

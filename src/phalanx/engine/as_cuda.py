@@ -1,9 +1,9 @@
 """CPU operators made to take the memory that CUDA's take, for a trace on tensors without values.
 
 Five things differ enough to matter: dropout (CUDA keeps a mask of one byte per element), attention
-with dropout and recurrent layers (fused on CUDA, spelled out on CPU), the operators that CUDA's
-autocast runs in fp32, and among them softmax, which reads half precision and writes fp32 without a
-copy in between.
+with dropout or a mask that learns, recurrent layers (each one kernel on CUDA, spelled out on CPU),
+the operators that CUDA's autocast runs in fp32, and among them softmax, which reads half precision
+and writes fp32 without a copy in between.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import _VF, Tensor
 from torch.overrides import TorchFunctionMode
 
+from phalanx.engine.attention import attend_at_once, is_spelled_out
 from phalanx.engine.recurrence import GATES, as_cudnn
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,7 +45,7 @@ def as_cuda(*, is_autocast: bool) -> Iterator[None]:
     autocast does to other operators is left to CPU autocast."""
     changed: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
-        "scaled_dot_product_attention": _without_dropout(F.scaled_dot_product_attention),
+        "scaled_dot_product_attention": _fused_attention(F.scaled_dot_product_attention),
     }
     with ExitStack() as stack:
         if is_autocast:
@@ -68,7 +69,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0]
 
 
-def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _fused_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(attention)
     def attend(
         query: Tensor,
@@ -76,10 +77,12 @@ def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
-        *rest: Any,
+        is_causal: bool = False,
         **settings: Any,
     ) -> Tensor:
-        return attention(query, key, value, attn_mask, 0.0, *rest, **settings)
+        if is_spelled_out(query, value, attn_mask):
+            return attend_at_once(query, key, value, attn_mask, is_causal=is_causal)
+        return attention(query, key, value, attn_mask, 0.0, is_causal, **settings)
 
     return attend
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.telemetry import synchronise
 from phalanx.engine.timeline import DATA, STEP, Split, mark, profile_steps
 from phalanx.engine.trace import fetch_seconds
-from phalanx.errors import ExitCode
+from phalanx.errors import ExitCode, format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine.calibration import MeasuredStep
 from phalanx.planner.measuring import Measured, job_key, plan_at
@@ -37,6 +37,7 @@ from phalanx.run.events import EventWriter
 _WARM_UP = 3  # steps: allocator, cuDNN's choice of kernels, optimizer state
 _TIMED = (3, 10)  # steps, at least and at most
 _TIMED_S = 3.0  # ... as many as this allows
+_UNEVEN = 0.3  # of a step, between the quarters of them: more is worth a note
 _INSPECTED = 3  # steps of the window that is looked into
 
 
@@ -160,7 +161,16 @@ class _MeasuredRank:
         times, waits = self._run(self._process.agree(affordable))
         step_s = median(times)
         memory = self._memory()
-        split, notes = self._split(step_s, min(median(waits), step_s), is_split)
+        split, notes = self._split(
+            step_s, min(self._exposed_wait(waits, is_split), step_s), is_split
+        )
+        low, *_, high = quantiles(times)
+        if high - low > _UNEVEN * step_s:
+            notes.append(
+                f"steps of micro-batch {self._plan.micro_batch_size.value} took "
+                f"{format_seconds(min(times))} to {format_seconds(max(times))}: something else "
+                "uses this machine, or samples differ"
+            )
         measured = MeasuredStep(
             job_key=job_key(self._plan),
             strategy=self._plan.strategy.value,
@@ -176,6 +186,12 @@ class _MeasuredRank:
             **memory,
         )
         return measured, notes
+
+    def _exposed_wait(self, waits: list[float], is_split: bool) -> float:
+        """Of one step, where the profiler does not say it: a GPU computes on while the training
+        process itself fetches the next samples."""
+        is_hidden = self._device.type == "cuda" and self._plan.workers.value == 0 and not is_split
+        return 0.0 if is_hidden else median(waits)
 
     def _run(self, steps: int) -> tuple[list[float], list[float]]:
         """Do steps as a run does them: nothing waits for the device before the end. Returns how

@@ -155,9 +155,9 @@ def _attention(call: Call) -> list[Kernel]:
     flops = 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
     name, touched = "attention", [q, k, v, call.out[0]]
     if call.name.endswith("_backward"):
-        # Five products against two, and every operand has a gradient of its size.
+        # Five products against two.
         flops, name = flops * 5 // 2, "attention_backward"
-        touched = [q, k, v, call["out"], call.args[0], q, k, v]
+        touched = [q, k, v, call["out"], call.args[0], *call.out]
     mask = call["attn_mask"] if call["attn_mask"] is not None else call["attn_bias"]
     if mask is not None:
         touched.append(mask)
@@ -245,6 +245,7 @@ _RULES: dict[str, Rule] = {
     "linear": _linear,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("attention", "attention_backward"), _attention),
     **dict.fromkeys(("recurrence", "recurrence_backward"), _recurrence),
     **dict.fromkeys(_GATHERS.split(), _gather),
     **dict.fromkeys(_SCATTERS.split(), _scatter),

@@ -54,30 +54,23 @@ class _Entry:
 
 
 def _read(profiler: Any) -> list[_Entry]:
-    """What was recorded, in seconds. The raw entries: torch's own view of them builds a tree, which
-    takes longer than what was profiled."""
+    """What was recorded, in seconds since the first of it. The raw entries: torch's own view of
+    them builds a tree, which takes longer than what was profiled."""
     raw = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
-    if raw is not None and hasattr(raw, "events"):
-        entries = [
-            _Entry(
-                event.name(),
-                event.device_type().name != "CPU",
-                event.start_ns() * 1e-9,
-                (event.start_ns() + event.duration_ns()) * 1e-9,
-            )
-            for event in raw.events()
-        ]
-    else:
-        entries = [
-            _Entry(
-                event.name,
-                event.device_type.name != "CPU",
-                event.time_range.start * 1e-6,
-                event.time_range.end * 1e-6,
-            )
-            for event in profiler.events()
-        ]
-    return entries
+    if raw is None:
+        return []
+    events = raw.events()
+    # Whole nanoseconds since 1970 do not fit into a float.
+    first = min((event.start_ns() for event in events), default=0)
+    return [
+        _Entry(
+            event.name(),
+            event.device_type().name != "CPU",
+            (event.start_ns() - first) * 1e-9,
+            (event.start_ns() - first + event.duration_ns()) * 1e-9,
+        )
+        for event in events
+    ]
 
 
 def _split(entries: list[_Entry], steps: int) -> Split | None:

@@ -25,7 +25,7 @@ class Measured:
     missing: str | None = None
     """Why it could not: `memory` ran out, or too few `samples`."""
     notes: list[str] = field(default_factory=list)
-    """What could not be told apart."""
+    """What to keep in mind about the figures."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, str]] = {
         "micro_batch": "samples per forward on one rank",
         "step": "time by part and memory of a step, or null",
         "missing": "why there is none: `memory` ran out, too few `samples`",
-        "notes": "what could not be told apart",
+        "notes": "what to keep in mind about the figures",
     },
     "finding": {"finding": "a Finding: slug, what, why, fix, severity"},
     "stop": {"reason": "why the run is asked to stop early"},

@@ -165,17 +165,37 @@ def test_a_recurrence_is_one_operator_per_layer_and_direction(kind, gates, preci
     }
 
 
-def test_attention_spelled_out_on_cpu_is_one_kernel():
-    class Attention(nn.Module):
-        def forward(self, x):
-            q, k, v = x.unflatten(-1, (3, 2, 8)).unbind(-3)
-            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-            mask = torch.ones(7, 7, dtype=torch.bool)
-            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.5)
+class Attention(nn.Module):
+    def __init__(self, of_value, mask):
+        super().__init__()
+        self.widths = [8, 8, of_value]
+        self.mix = nn.Linear(4, 2 * sum(self.widths))
+        self.mask = mask
 
-    found = operators(lambda: nn.Sequential(nn.Linear(4, 48), Attention()), Rows(7, 4))
-    assert total(found, "forward", "attention") == 4 * 2 * 7 * 7 * 8
-    assert {o.name for o in found if o.kind == "attention"} == {"attention", "attention_backward"}
+    def forward(self, x):
+        parts = self.mix(x).unflatten(-1, (2, sum(self.widths))).split(self.widths, -1)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        return F.scaled_dot_product_attention(q, k, v, self.mask, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("of_value", "mask"),
+    [
+        (8, torch.ones(7, 7, dtype=torch.bool)),
+        (8, nn.Parameter(torch.zeros(1, 2, 7, 7))),
+        (5, None),
+    ],
+)
+def test_attention_spelled_out_on_cpu_is_one_kernel(of_value, mask, precision):
+    found = operators(lambda: Attention(of_value, mask), Rows(7, 4), precision)
+    flops = 2 * 2 * 7 * 7 * (8 + of_value)
+    assert total(found, "forward", "attention") == flops
+    assert total(found, "backward", "attention") == flops * 5 // 2
+    assert {o.dtype for o in found if o.kind == "attention"} == {
+        {"fp32": "fp32", "bf16": "half"}[precision]
+    }
+    assert not [o for o in found if o.name == "bmm"]
 
 
 def test_bytes_are_those_that_are_touched():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.launch import prepare as preparing
+from phalanx.launch import trace as tracing
 from phalanx.launch import trace_cache
 from phalanx.launch.trace_cache import remembering
 from phalanx.planner.footprint import Line
@@ -192,3 +193,11 @@ def test_training_asks_also_when_a_plan_need_not(tmp_path, monkeypatch):
     assert fingerprint(is_fresh=False, will_train=True) == "look 2"
     assert fingerprint(is_fresh=False) == "look 2", "what training was answered is remembered too"
     assert fingerprint(is_fresh=True) == "look 3"
+
+
+def test_a_recipe_that_takes_too_long_is_a_finding_and_not_remembered(recipe, monkeypatch):
+    monkeypatch.setattr(tracing, "_TIMEOUT_S", 0.01)
+    found, (finding,) = remembering(tracing.trace_recipe, is_fresh=False)(recipe, {})
+    assert (found, finding.slug) == (None, "trace-failed")
+    assert "within 0.01 s" in finding.why
+    assert not Path(os.environ["XDG_CACHE_HOME"]).exists()
