@@ -37,7 +37,9 @@ def test_a_step_is_split_and_kept(tmp_path):
 
 
 def test_jobs_in_one_process_leave_nothing_behind():
-    prepared = prepare(JOB, ["devices.gpus=[0]", "precision=bf16", "steps=9", *MODEL])
+    prepared = prepare(
+        JOB, ["devices.gpus=[0]", "precision=bf16", "steps=9", "global_batch_size=8", *MODEL]
+    )
     before = torch.cuda.memory_allocated()
     first, second = (
         measure_job_here(prepared.job, prepared.plan, [8], is_split=is_split)[0].step

@@ -1,14 +1,17 @@
 """Measures a job's real step at several micro-batches, inside the ranks: time by part, and memory.
 
 warm up -> a window as a run has it (the time) -> memory -> a short window that is looked into (the
-parts). Whatever it trains is thrown away.
+parts). On CUDA that window comes once all sizes are timed: the profiler, once used, makes every
+later launch in the process slower (a third on an H200). Whatever it trains is thrown away.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
@@ -75,6 +78,8 @@ def measure_job(
     recipe = load_recipe(job.recipe, job.options)
     data = recipe.data("train")
     fetch_s = fetch_seconds(data)
+    is_profiled = is_split and process.device.type == "cuda"
+    timed: list[tuple[Plan, Measured]] = []
     for micro_batch in sorted(set(micro_batches)):
         at = plan_at(plan, micro_batch, accumulation)
         if at is None:
@@ -82,32 +87,46 @@ def measure_job(
             continue
         say(f"steps of micro-batch {micro_batch}")
         clear_device(process.device)
-        measured = _measure_or_none(job, at, process, recipe, data, fetch_s, is_split)
+        make = partial(_MeasuredRank, job, at, process, recipe, data)
+        measured = _measure_or_none(make, process, at, fetch_s, is_split and not is_profiled)
         clear_device(process.device)  # here, where no frame of the measurement is left
-        yield measured
+        if is_profiled and measured.step is not None:
+            timed.append((at, measured))
+        else:
+            yield measured
         if measured.missing == "memory":
-            return
+            break
+    for at, measured in timed:
+        say(f"parts of a step of micro-batch {measured.micro_batch}")
+        parts = _split_again(_MeasuredRank(job, at, process, recipe, data), measured)
+        clear_device(process.device)
+        yield parts
 
 
 def _measure_or_none(
-    job: Job,
-    plan: Plan,
-    process: Process,
-    recipe: Recipe,
-    data: Data,
-    fetch_s: float,
-    is_split: bool,
+    make: Callable[[], _MeasuredRank], process: Process, plan: Plan, fetch_s: float, is_split: bool
 ) -> Measured:
     micro_batch = plan.micro_batch_size.value
     try:
         with during("step"):
-            rank = _MeasuredRank(job, plan, process, recipe, data)
-            step, notes = rank.measure(fetch_s, is_split)
+            rank = make()
+            step, notes = rank.measure(fetch_s)
+            if is_split:
+                step, more = rank.split(step)
+                notes += more
             return Measured(micro_batch, step, notes=notes)
     except Exception as error:
         if process.world > 1 or find_shortage(error, str(process.device)) is None:
             raise
         return Measured(micro_batch, None, "memory")
+
+
+def _split_again(rank: _MeasuredRank, measured: Measured) -> Measured:
+    """The parts of a step whose time is known, in a rank that is built once more."""
+    assert measured.step is not None
+    rank.warm_up()
+    step, notes = rank.split(measured.step)
+    return replace(measured, step=step, notes=[*measured.notes, *notes])
 
 
 def run_bench(
@@ -153,17 +172,20 @@ class _MeasuredRank:
         with process.resting() if plan.workers.value > 0 else nullcontext():
             self._feed = iter(self._parts.make_feed(0, lambda share: (False, False)))
 
-    def measure(self, fetch_s: float, is_split: bool) -> tuple[MeasuredStep, list[str]]:
+    def warm_up(self) -> float:
+        """Seconds of the last of some steps."""
         self._run(_WARM_UP - 1)
         last, _ = self._run(1)
+        return last[0]
+
+    def measure(self, fetch_s: float) -> tuple[MeasuredStep, list[str]]:
+        """Time and memory; all but waiting for samples counts as computing."""
         fewest, most = _TIMED
-        affordable = int(min(most, max(fewest, _TIMED_S / max(last[0], 1e-6))))
+        affordable = int(min(most, max(fewest, _TIMED_S / max(self.warm_up(), 1e-6))))
         times, waits = self._run(self._process.agree(affordable))
         step_s = median(times)
         memory = self._memory()
-        split, notes = self._split(
-            step_s, min(self._exposed_wait(waits, is_split), step_s), is_split
-        )
+        notes = []
         low, *_, high = quantiles(times)
         if high - low > _UNEVEN * step_s:
             notes.append(
@@ -171,6 +193,7 @@ class _MeasuredRank:
                 f"{format_seconds(min(times))} to {format_seconds(max(times))}: something else "
                 "uses this machine, or samples differ"
             )
+        wait_s = min(self._exposed_wait(waits), step_s)
         measured = MeasuredStep(
             job_key=job_key(self._plan),
             strategy=self._plan.strategy.value,
@@ -178,19 +201,24 @@ class _MeasuredRank:
             micro_batch=self._plan.micro_batch_size.value,
             accumulation=self._plan.accumulation.value,
             step_s=step_s,
-            data_s=split.data_s,
-            compute_s=split.compute_s,
-            communication_s=split.communication_s,
-            overhead_s=split.overhead_s,
+            data_s=wait_s,
+            compute_s=step_s - wait_s,
+            communication_s=0.0,
+            overhead_s=0.0,
             fetch_s=fetch_s,
             **memory,
         )
         return measured, notes
 
-    def _exposed_wait(self, waits: list[float], is_split: bool) -> float:
+    def split(self, step: MeasuredStep) -> tuple[MeasuredStep, list[str]]:
+        """The parts of a step that was timed; they add up to it."""
+        found, notes = self._split(step.step_s, step.data_s)
+        return replace(step, **asdict(found)), notes
+
+    def _exposed_wait(self, waits: list[float]) -> float:
         """Of one step, where the profiler does not say it: a GPU computes on while the training
         process itself fetches the next samples."""
-        is_hidden = self._device.type == "cuda" and self._plan.workers.value == 0 and not is_split
+        is_hidden = self._device.type == "cuda" and self._plan.workers.value == 0
         return 0.0 if is_hidden else median(waits)
 
     def _run(self, steps: int) -> tuple[list[float], list[float]]:
@@ -239,17 +267,16 @@ class _MeasuredRank:
             "process_bytes": held if int(table[:, 2].min()) >= 0 else None,
         }
 
-    def _split(self, step_s: float, wait_s: float, is_split: bool) -> tuple[Split, list[str]]:
-        """The parts of a step; they add up to it."""
+    def _split(self, step_s: float, wait_s: float) -> tuple[Split, list[str]]:
         notes: list[str] = []
         seen = None
-        if is_split and self._device.type == "cuda":
+        if self._device.type == "cuda":
             seen = profile_steps(self._run_marked, _INSPECTED)
             if seen is None:
                 notes.append("the profiler saw no kernels: overhead counts as compute")
         exchange_s = seen.communication_s if seen is not None else 0.0
         # Only NCCL exchanges in kernels of the device, which the profiler sees.
-        if is_split and self._process.world > 1 and not (seen and self._process.backend == "nccl"):
+        if self._process.world > 1 and not (seen and self._process.backend == "nccl"):
             exchange_s = self._exchange_seconds(step_s, notes)
         if seen is None:
             exchange_s = min(exchange_s, step_s - wait_s)
