@@ -1,4 +1,4 @@
-"""Where the device's time goes in the fitted models, by torch operator: what constants are fitted to.
+"""Where the device's time goes in the fitted models, by torch operator: for fitting constants.
 
 python benchmarks/planner/kernels.py --out kernels.jsonl [--only NAME] [--budget-s 200]
 """

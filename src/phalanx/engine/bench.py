@@ -41,6 +41,7 @@ _WARM_UP = 3  # steps: allocator, cuDNN's choice of kernels, optimizer state
 _TIMED = (3, 10)  # steps, at least and at most
 _TIMED_S = 3.0  # ... as many as this allows
 _UNEVEN = 0.3  # of a step, between the quarters of them: more is worth a note
+_QUARTILES = 1.35  # standard deviations between the quarters of normal values
 _INSPECTED = 3  # steps of the window that is looked into
 
 
@@ -206,6 +207,7 @@ class _MeasuredRank:
             communication_s=0.0,
             overhead_s=0.0,
             fetch_s=fetch_s,
+            jitter=(high - low) / _QUARTILES / step_s,
             **memory,
         )
         return measured, notes

@@ -34,6 +34,8 @@ class MeasuredStep:
     """The device waiting for the host: what is left."""
     fetch_s: float
     """Fetching one sample, in one loader process."""
+    jitter: float | None = None
+    """Standard deviation of a step's time, relative to it."""
     allocated_bytes: int | None = None
     """Peak of torch's allocator; None without CUDA."""
     reserved_bytes: int | None = None
