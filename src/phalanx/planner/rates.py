@@ -10,7 +10,7 @@ from phalanx.machine.calibration import Calibration, device_kind
 from phalanx.machine.catalogue import CATALOGUE, CatalogueGpu, match_gpu
 
 # What the host takes to start operators, fitted on the fitted half of benchmarks/planner: the
-# server beside an H200. A host is no part of the catalogue; `phalanx bench` measures the one at hand,
+# server beside an H200. A host is no part of the catalogue; `phalanx bench` measures this one,
 # and all of these follow what it takes for a small operator through autograd.
 HOST_MODULE_S = 47e-6  # a layer: Python, autocast, autograd
 HOST_CALL_S = 15e-6  # any other operator
