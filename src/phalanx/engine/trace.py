@@ -103,6 +103,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,
         checkpointed_operators=activations.checkpointed_operators,
+        activations_sampled=activations.sampled,
         activations_unknown=activations.unknown,
     )
 

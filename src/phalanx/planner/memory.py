@@ -60,6 +60,11 @@ def make_footprint(
             trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
         ),
         workspace_bytes=_workspaces(cards),
+        source=(
+            f"run with the values of real samples: {trace.activations_sampled}"
+            if trace.activations_sampled
+            else None
+        ),
         unknown=trace.activations_unknown,
     )
 
@@ -170,6 +175,8 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
     if parts.activations is None:
         why = plan.footprint.unknown if plan.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"
+    elif plan.footprint is not None and plan.footprint.source is not None:
+        reason += f"; {plan.footprint.source}"
     if plan.device_bytes is not None:
         share = round(100 * parts.total / plan.device_bytes)
         reason += f"; {share} % of {format_bytes(plan.device_bytes)}"

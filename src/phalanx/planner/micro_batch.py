@@ -87,7 +87,8 @@ def _is_open(job: Job, plan: Plan, previous: Plan | None) -> bool:
 def _ways(job: Job, plan: Plan) -> Iterator[Plan]:
     """Plans to choose from, the simplest first: kept activations, then fewer micro-batches."""
     choices = [plan.activation_checkpointing]
-    if job.activation_checkpointing == "auto" and plan.num_blocks:
+    is_known = plan.footprint is not None and plan.footprint.checkpointed is not None
+    if job.activation_checkpointing == "auto" and plan.num_blocks and is_known:
         choices = [
             Decision(False, "auto: activations are kept"),
             Decision(True, "auto: blocks run again in backward"),

@@ -69,6 +69,8 @@ class Trace:
     """By `fp32` and `bf16`: forward and backward of one micro-batch."""
     checkpointed_operators: dict[str, list[Operator]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
+    activations_sampled: str | None = None
+    """Why a forward on real samples was needed to run the model on tensors without values."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
 
