@@ -180,7 +180,9 @@ class Forecaster:
 
     def _loader_s(self, plan: Plan, samples: int) -> tuple[float, float]:
         """(what loader processes take for a step, what the training process itself takes)."""
-        fetch = (self.trace.fetch_s or 0.0) * samples
+        micro = plan.batch.largest_slot  # fetched at a time
+        line = self.trace.fetch_time()
+        fetch = samples / micro * line.at(micro) if line is not None else 0.0
         workers = plan.workers.value
         if workers == 0:
             return 0.0, fetch

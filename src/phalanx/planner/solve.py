@@ -126,7 +126,7 @@ def _solve(
             job,
             placement,
             machine,
-            fetch_s=trace.fetch_s,
+            fetch=trace.fetch_time(),
             micro=sizes.micro_batch_size.value,
         ),
         pin_memory=devices.choose_pin_memory(job, device),
@@ -187,7 +187,9 @@ def _follow_micro_batch(
     micro = plan.micro_batch_size.value
     return replace(
         plan,
-        workers=devices.choose_workers(job, placement, machine, fetch_s=trace.fetch_s, micro=micro),
+        workers=devices.choose_workers(
+            job, placement, machine, fetch=trace.fetch_time(), micro=micro
+        ),
         evaluate_batch_size=choose_evaluate_batch(job, micro, previous),
         speedup=expected_speedup(plan.batch, plan.ranks.value),
     )
