@@ -148,7 +148,10 @@ def _limit(plan: Plan) -> str:
 def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:
     """What lost, the best first, and what nearly fitted."""
     others = [candidate for candidate in found if candidate is not chosen]
-    ranked = sorted(others, key=lambda c: (not c.is_fitting, -c.rate, c.bytes))
+    slower = sorted((c for c in others if c.is_fitting), key=lambda c: (-c.rate, c.bytes))
+    too_large = sorted((c for c in others if not c.is_fitting), key=lambda c: c.bytes)
+    # The one that nearly fitted is what people ask for first.
+    ranked = [*slower[: _SHOWN - len(too_large[:1])], *too_large]
     return [
         {
             "choice": candidate.words,
