@@ -16,8 +16,9 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.machine.catalogue import CATALOGUE
 from phalanx.planner.footprint import Parts
-from phalanx.planner.memory import FULL, make_footprint, predict_parts
+from phalanx.planner.memory import make_footprint, predict_parts
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import room_for
 from phalanx.planner.shares import largest_share, layout_of, weights_of
 from phalanx.planner.trace import Trace
 
@@ -34,7 +35,7 @@ class _Attempt(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.needed <= FULL * self.there  # room is left in what is proposed
+        return self.needed <= room_for(self.there, ranks=2)  # room is left in what is proposed
 
     def __str__(self) -> str:
         return f"{self.change}: {format_bytes(self.needed)} of {format_bytes(self.there)}"

@@ -13,10 +13,9 @@ from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import describe_room, process_bytes, room_for
 from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
 from phalanx.planner.trace import Trace
-
-FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
 def make_footprint(
@@ -187,7 +186,11 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
 
 def with_memory(plan: Plan) -> Plan:
     """The plan with its own prediction."""
-    return replace(plan, memory_bytes=predict_memory(plan))
+    memory = predict_memory(plan)
+    held: Decision[int | None] = Decision(None, "only CUDA's is predicted")
+    if plan.device.value == "cuda" and memory.value is not None:
+        held = Decision(*process_bytes(memory.value, plan.ranks.value))
+    return replace(plan, memory_bytes=memory, process_bytes=held)
 
 
 def smallest_memory(cards: Iterable[Gpu]) -> int | None:
@@ -225,8 +228,8 @@ def _by_prediction(plan: Plan, previous: Plan | None) -> Decision[bool]:
     without = predict_parts(plan, is_checkpointed=False)
     if without.activations is None:
         return Decision(False, "auto: activations could not be predicted")
-    limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
-    if without.total <= FULL * plan.device_bytes:
+    limit = describe_room(plan.device_bytes, plan.ranks.value)
+    if without.total <= room_for(plan.device_bytes, plan.ranks.value):
         return Decision(
             False, f"auto: {format_bytes(without.total)} without it, which is within {limit}"
         )

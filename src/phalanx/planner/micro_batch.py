@@ -15,8 +15,9 @@ from phalanx.job.schema import Job
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import micro_batches_per_rank
 from phalanx.planner.forecast import Forecast
-from phalanx.planner.memory import FULL, choose_activation_checkpointing, predict_parts, with_memory
+from phalanx.planner.memory import choose_activation_checkpointing, predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import describe_room, room_for
 
 _ALIKE = 0.97  # of the best predicted speed: the simpler choice is taken
 _SHOWN = 6
@@ -119,7 +120,7 @@ def _sizes(batch: BatchPlan, ranks: int) -> list[int]:
 def _judge(plan: Plan, predict: Predict) -> Candidate:
     assert plan.device_bytes is not None
     size = predict_parts(plan).total
-    fits = size <= FULL * plan.device_bytes
+    fits = size <= room_for(plan.device_bytes, plan.ranks.value)
     return Candidate(plan, size, fits, predict(plan) if fits else None)
 
 
@@ -142,7 +143,7 @@ def _explained(candidate: Candidate, reason: str) -> Plan:
 
 def _limit(plan: Plan) -> str:
     assert plan.device_bytes is not None
-    return f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+    return describe_room(plan.device_bytes, plan.ranks.value)
 
 
 def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:

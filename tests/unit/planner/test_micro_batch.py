@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.planner.footprint import Line
-from phalanx.planner.memory import FULL
+from phalanx.planner.room import FULL
 from phalanx.planner.micro_batch import choose_micro_batch
 
 GIB = 2**30
