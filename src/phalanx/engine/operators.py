@@ -87,7 +87,7 @@ class Recorder:
 
     def _add(self, kernel: Kernel, phase: Phase) -> None:
         operator = self._operator(kernel, phase)
-        if kernel.kind in ("memory", "view"):
+        if kernel.kind in ("memory", "copy", "reduction", "view"):
             # What they are called changes nothing in what they take: alike by size alone.
             operator = operator._replace(name="")
         self._times[operator] = self._times.get(operator, 0) + 1

@@ -21,7 +21,7 @@ from phalanx.planner.measuring import measured_steps
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.probed import probe_seconds
-from phalanx.planner.rates import Rates
+from phalanx.planner.rates import HOST_STEP_S, Rates
 from phalanx.planner.shares import layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_operators, time_update
 from phalanx.planner.trace import Trace
@@ -144,7 +144,7 @@ class Forecaster:
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)
-        return Computing(one, device, slots * one.host_s)
+        return Computing(one, device, slots * one.host_s + self.rates.host * HOST_STEP_S)
 
     def _together(self, device_s: float, host_s: float) -> float:
         """On a CPU the host is the device; otherwise it runs ahead of it."""
