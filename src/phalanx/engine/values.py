@@ -125,14 +125,15 @@ def _value(func: Any, args: tuple[Any, ...], out: Any) -> Any:
 
 
 class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives the answers of a real run on tensors without values.
+    """Gives the answers of a real run, of `samples` samples, on tensors without values.
 
     With `is_rounded`, how many elements of a batch a mask picks becomes a multiple of its samples:
     what is made of them is then known to grow with the batch."""
 
-    def __init__(self, answers: list[Answer], *, is_rounded: bool) -> None:
+    def __init__(self, answers: list[Answer], *, samples: int, is_rounded: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._answers = answers
+        self._samples = samples
         self._is_rounded = is_rounded
         self.position = 0
 
@@ -195,9 +196,11 @@ class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return source.new_empty(shape, dtype=dtype)
 
     def _length(self, picked: int, source: Tensor) -> int:
-        if not self._is_rounded or picked == 0 or source.numel() % SAMPLES:
+        if picked == 0 or source.numel() % SAMPLES:
             return picked
-        return SAMPLES * max(1, round(picked / SAMPLES))
+        if not self._is_rounded:
+            return picked * SAMPLES // self._samples
+        return SAMPLES * max(1, round(picked / self._samples))
 
 
 class _AnsweringReads(TorchFunctionMode):

@@ -1,5 +1,6 @@
 """A loss that looks at values is traced with those of real samples, like its twin that does not."""
 
+import time
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +65,27 @@ def test_what_a_mask_picks_grows_with_the_batch():
         for n in (100, 200)
     ]
     assert extra[1] == pytest.approx(2 * extra[0], rel=0.01)
+
+
+def test_a_slow_forward_is_run_with_few_samples(monkeypatch):
+    """What the answers of two samples say of masks is scaled to all."""
+    quick = {how: trace(how) for how in ("item", "mask")}
+    sizes = []
+    look = activations._look
+
+    def slowly(recipe, model, data, ids, limit_s):
+        sizes.append(len(ids))
+        time.sleep(0.2)
+        return look(recipe, model, data, ids, limit_s)
+
+    monkeypatch.setattr(activations, "_look", slowly)
+    monkeypatch.setattr(activations, "_REAL_S", 2.0)  # 23 samples would take 2.3 s
+    for how, other in quick.items():
+        found = trace.__wrapped__(how)
+        assert found.activations_unknown is None
+        for name in FOUND:
+            assert getattr(found, name) == getattr(other, name), (how, name)
+    assert set(sizes) == {2}
 
 
 def test_too_many_parameters_or_too_long_a_forward_are_not_tried(monkeypatch):
