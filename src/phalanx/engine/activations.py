@@ -4,12 +4,15 @@ Fake tensors have shapes and no memory, so this needs no GPU, no time to speak o
 the model. Every storage is counted from the operator that makes it to the moment it is freed: what
 backward keeps, what is there for a moment, and with checkpointing what is recomputed. Gradients of
 parameters are counted apart: in all micro-batches of a step but the first they are there already.
+A loss that looks at values gets them from one forward on real samples (`values`).
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,15 +25,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import replace_tensors
-from phalanx.engine.data import choose_fetch, map_tensors
+from phalanx.engine.data import choose_fetch, map_tensors, seed_globals
+from phalanx.engine.kernels import Call, workspace_of
 from phalanx.engine.operators import SAMPLES, Growth, Recorder
 from phalanx.engine.recompute import recompute_in_backward
+from phalanx.engine.values import Answer, Answering, NotRunError, look_at_values
+from phalanx.errors import format_bytes
+from phalanx.machine.host import probe_cgroup, probe_memory
 from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
 from phalanx.recipe.interface import Batch, Recipe, leaves
 
 _PRECISIONS = ("fp32", "bf16")
 _DEVICE = torch.ops.prim.device.default
+_REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
+_REAL_SHARE = 0.25  # of the host memory that is free
+_REAL_S = 30.0
+_FEW = 2  # samples of a first run, which tells how long all would take; BatchNorm takes no fewer
 
 
 @dataclass
@@ -45,6 +56,8 @@ class Activations:
     """What is computed meanwhile."""
     input_bytes: int | None = None
     """Of one sample."""
+    sampled: str | None = None
+    """Why a forward on real samples was needed."""
     unknown: str | None = None
     """Why nothing is known."""
 
@@ -54,22 +67,83 @@ def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activation
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    found = Activations(input_bytes=sum(tensor.nbytes for tensor in tensors) // SAMPLES)
+    input_bytes = sum(tensor.nbytes for tensor in tensors) // SAMPLES
+    needed = sum(p.nbytes for p in model.parameters()) + SAMPLES * input_bytes
+    count = sum(p.numel() for p in model.parameters())
+    unknown = None
     # A tensor that is no buffer stays behind on another device: then the model is built once more.
     for is_built in (False, True):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
-                _measure(recipe, fake, batch, keys, mode, found)
+                found = _measure(recipe, fake, batch, keys, mode)
         except Exception as error:
-            if found.unknown is None:
-                text = " ".join(str(error).split())
-                found.unknown = f"{type(error).__name__}: {text[:200]}"
+            unknown = unknown or _short(error)
         else:
-            found.unknown = None
+            found.input_bytes = input_bytes
             return found
-    return Activations(input_bytes=found.input_bytes, unknown=found.unknown)
+    found = Activations(unknown=unknown)
+    try:
+        _refuse_large(count, needed)
+        found = _with_values(recipe, data, ids)
+        found.sampled = unknown
+    except Exception as error:
+        text = str(error) if isinstance(error, NotRunError) else _short(error)
+        if text != unknown:
+            found.unknown = f"{unknown}; on real samples: {text}"
+    found.input_bytes = input_bytes
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _refuse_large(count: int, needed: int) -> None:
+    there = int(_REAL_SHARE * probe_memory(probe_cgroup()).available_bytes)
+    if count > _REAL_PARAMETERS or needed > there:
+        raise NotRunError(
+            f"not tried, {count:,} parameters and {SAMPLES} samples are {format_bytes(needed)} in "
+            f"host memory; up to {_REAL_PARAMETERS:,} and {format_bytes(there)} are"
+        )
+
+
+def _with_values(recipe: Recipe, data: Any, ids: np.ndarray[Any, Any]) -> Activations:
+    """On tensors without values, with the answers that real ones gave."""
+    seed_globals(0)
+    model = recipe.model()
+    started = time.perf_counter()
+    _look(recipe, model, data, ids[:_FEW], _REAL_S)
+    expected = SAMPLES / _FEW * (time.perf_counter() - started)
+    if expected > 2 * _REAL_S:  # more samples at a time take less each
+        raise NotRunError(
+            f"{SAMPLES} of them take about {expected:.0f} s on this CPU, {_REAL_S:.0f} s may pass"
+        )
+    answers = _look(recipe, model, data, ids, _REAL_S)
+    failed: Exception | None = None
+    for is_rounded in (True, False):
+        # The loss may compare how many a mask picked with a number it has from elsewhere.
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                fake = _made_fake(model, mode)
+                answering = Answering(answers, is_rounded=is_rounded)
+                return _measure(recipe, fake, batch, keys, mode, answering)
+        except Exception as error:
+            failed = failed or error
+            model = recipe.model()
+    assert failed is not None
+    raise failed
+
+
+def _look(
+    recipe: Recipe, model: nn.Module, data: Any, ids: np.ndarray[Any, Any], limit_s: float
+) -> list[Answer]:
+    seed_globals(0)
+    batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
+    return look_at_values(recipe, model, batch, keys, limit_s=limit_s)
 
 
 def _measure(
@@ -78,20 +152,24 @@ def _measure(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
-    found: Activations,
-) -> None:
+    answering: Answering | None = None,
+) -> Activations:
+    found = Activations()
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
-        live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+        live = _run(recipe, model, batch, keys, mode, answering, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
         found.operators[name] = live.recorder.operators()
     blocks = find_blocks(recipe, model)
     if blocks:
+        if answering is not None:
+            answering.watch(blocks)
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+            live = _run(recipe, model, batch, keys, mode, answering, is_autocast=name == "bf16")
             found.checkpointed |= live.lines(name)
             found.checkpointed_operators[name] = live.recorder.operators()
+    return found
 
 
 def _run(
@@ -100,6 +178,7 @@ def _run(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
+    answering: Answering | None,
     *,
     is_autocast: bool,
 ) -> _Live:
@@ -109,7 +188,9 @@ def _run(
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    with mode, live, as_cuda(is_autocast=is_autocast):
+    answers = answering.from_the_start() if answering is not None else nullcontext()
+    seed_globals(0)  # a loss that draws numbers takes the same path each time
+    with mode, answers, live, as_cuda(is_autocast=is_autocast):
         with torch.autocast("cpu", HALF, enabled=is_autocast):
             sums = [term.sum for term in recipe.loss(model, batch, keys).values()]
             objective = sum(sums[1:], sums[0])
@@ -149,13 +230,20 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
-        self.apart, self.together = _Front(), _Front()
-        """Without gradients of parameters, and with those that are there at each moment."""
+        self.fronts = {is_exact: (_Front(), _Front()) for is_exact in (False, True)}
+        """Without gradients of parameters, and with those that are there at each moment; of exact
+        products only what they take more."""
 
     def lines(self, precision: str) -> dict[str, list[Line]]:
         """Of activations, by the name of the precision and of it with gradients."""
-        both = f"{precision}{WITH_GRADIENTS}"
-        return {precision: self.apart.lines(), both: self.together.lines()}
+        names = {False: precision} if precision == "bf16" else {False: "tf32", True: "fp32"}
+        found = {}
+        for is_exact, name in names.items():
+            for front, more, ending in zip(
+                self.fronts[is_exact], self.fronts[False], ("", WITH_GRADIENTS), strict=True
+            ):
+                found[name + ending] = upper_lines([*front.lines(), *more.lines()])
+        return found
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient from what is alive to the gradients."""
@@ -170,11 +258,21 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # two calls of three: autograd asks before every operator
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.recorder.record(func, args, kwargs, out)
+        call = self.recorder.record(func, args, kwargs, out)
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, Tensor):
                 self._count(value)
+        if call is not None:
+            self._work(call)
         return out
+
+    def _work(self, call: Call) -> None:
+        """What a library takes while it runs, and gives back."""
+        for is_exact in (False, True):
+            taken = workspace_of(call, is_exact=is_exact)
+            if taken:
+                batched = taken if self._growth.grows(call.out[0].numel()) else 0
+                self._moment(taken - batched, batched, is_exact=is_exact)
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -186,8 +284,16 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_batched = self._growth.grows(elements)
         self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
         self._add(size, is_batched)
-        self.apart.add(self._fixed, self._batched)
-        self.together.add(self._fixed + self._gradients, self._batched)
+        self._moment(0, 0, is_exact=False)
+
+    def _moment(self, fixed: int, batched: int, *, is_exact: bool) -> None:
+        """What is there now, with so much besides."""
+        fixed, batched = self._fixed + fixed, self._batched + batched
+        for front, more in (
+            (self.fronts[is_exact][0], 0),
+            (self.fronts[is_exact][1], self._gradients),
+        ):
+            front.add(fixed + more, batched)
 
     def _free(self, key: int) -> None:
         _, size, is_batched = self._alive.pop(key)

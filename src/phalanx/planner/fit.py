@@ -64,7 +64,7 @@ def fit_findings(
     if there is None:
         return []
     planned = predict_parts(plan)
-    unknown = [_unknown(trace)] if trace.activations_unknown else []
+    unknown = [_unknown(job, trace)] if _is_unknown(trace, planned) else []
     if planned.total <= there:
         return unknown
     least = _least(plan, trace)
@@ -78,14 +78,18 @@ def fit_findings(
     return [*unknown, _does_not_fit(plan, least, there, cards, attempts)]
 
 
-def _unknown(trace: Trace) -> Finding:
+def _is_unknown(trace: Trace, planned: Parts) -> bool:
+    return trace.activations_unknown is not None and planned.activations is None
+
+
+def _unknown(job: Job, trace: Trace) -> Finding:
     return Finding(
         slug="activations-unknown",
         what="memory is predicted without activations: more is needed than the plan says",
         why="the loss was run on tensors that have shapes and no values: "
         f"{trace.activations_unknown}",
-        fix="nothing, where the loss looks at values of tensors; otherwise mend the recipe or its "
-        "options, since training would fail in the same way",
+        fix=f"phalanx bench {job.recipe}, which measures steps on this machine's device: plans are "
+        "made with them from then on; or mend the recipe where training would fail in the same way",
         severity="warning",
     )
 

@@ -38,6 +38,8 @@ def make_footprint(
     if layout.stage == 1:  # whole until backward is over
         gradients = whole_gradients(weights, layout)
     traced = "bf16" if is_half else "fp32"
+    if precision == "tf32" and "tf32" in trace.activation_bytes:
+        traced = "tf32"
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     gathered = _gathered(job, trace, is_half, strategy)
@@ -60,6 +62,11 @@ def make_footprint(
             trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
         ),
         workspace_bytes=_workspaces(cards),
+        source=(
+            f"run with the values of real samples: {trace.activations_sampled}"
+            if trace.activations_sampled
+            else None
+        ),
         unknown=trace.activations_unknown,
     )
 
@@ -170,6 +177,8 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
     if parts.activations is None:
         why = plan.footprint.unknown if plan.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"
+    elif plan.footprint is not None and plan.footprint.source is not None:
+        reason += f"; {plan.footprint.source}"
     if plan.device_bytes is not None:
         share = round(100 * parts.total / plan.device_bytes)
         reason += f"; {share} % of {format_bytes(plan.device_bytes)}"

@@ -87,7 +87,8 @@ def _is_open(job: Job, plan: Plan, previous: Plan | None) -> bool:
 def _ways(job: Job, plan: Plan) -> Iterator[Plan]:
     """Plans to choose from, the simplest first: kept activations, then fewer micro-batches."""
     choices = [plan.activation_checkpointing]
-    if job.activation_checkpointing == "auto" and plan.num_blocks:
+    is_known = plan.footprint is not None and plan.footprint.checkpointed is not None
+    if job.activation_checkpointing == "auto" and plan.num_blocks and is_known:
         choices = [
             Decision(False, "auto: activations are kept"),
             Decision(True, "auto: blocks run again in backward"),
@@ -147,7 +148,10 @@ def _limit(plan: Plan) -> str:
 def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:
     """What lost, the best first, and what nearly fitted."""
     others = [candidate for candidate in found if candidate is not chosen]
-    ranked = sorted(others, key=lambda c: (not c.is_fitting, -c.rate, c.bytes))
+    slower = sorted((c for c in others if c.is_fitting), key=lambda c: (-c.rate, c.bytes))
+    too_large = sorted((c for c in others if not c.is_fitting), key=lambda c: c.bytes)
+    # The one that nearly fitted is what people ask for first.
+    ranked = [*slower[: _SHOWN - len(too_large[:1])], *too_large]
     return [
         {
             "choice": candidate.words,

@@ -168,3 +168,9 @@ def test_hidden_lines_are_left_out_and_none_else(pairs):
         assert max(line.at(samples) for line in upper) == max(line.at(samples) for line in lines)
     assert len(upper) == len(set(upper))
     assert set(upper) <= set(lines)
+
+
+def test_a_plan_says_that_values_of_real_samples_were_looked_at(solve):
+    plan, findings = solve("2x4090", trace={**TRACE, "activations_sampled": "it calls .item()"})
+    assert findings == []
+    assert "run with the values of real samples: it calls .item()" in plan.memory_bytes.reason
