@@ -42,6 +42,8 @@ class Rates:
     tflops: dict[str, float]
     """By `fp32`, `tf32`, `half` and `fp64`."""
     gb_per_s: float
+    is_hopper: bool = False
+    """Hopper or later: tensor cores that few kernels keep busy."""
     processors: int = 1
     """Streaming multiprocessors: what a small product cannot fill."""
     host: float = 1.0
@@ -118,6 +120,7 @@ def _card(gpu: CatalogueGpu) -> Rates:
             "fp64": gpu.fp64_tflops or fp32 / 32,
         },
         gb_per_s=gpu.memory_gb_per_s or 500.0,
+        is_hopper=(gpu.compute_capability or (0, 0)) >= (9, 0),
         processors=gpu.processors,
         board_w=gpu.board_w,
     )

@@ -15,14 +15,12 @@ from phalanx.planner.operators import Operator, Shape
 from phalanx.planner.rates import HOST_CALL_S, HOST_MODULE_S, HOST_VIEW_S, Rates
 
 # Shares of the peak, from kernels of the fitted half of benchmarks/planner on an H200
-# (benchmarks/planner/kernels.py; the arithmetic is in docs/concept/forecast.md).
+# (benchmarks/planner/kernels.py).
 _PRODUCT = 0.75  # a product that fills the device
 _UNALIGNED = {1: 0.2, 2: 0.42, 4: 0.75}  # rows of half numbers, by the power of 2 in their length
 _TILE = 128  # rows and columns of the output that one processor computes at a time
 _DEPTH = 128  # products of a shorter inner dimension spend their time on loading and storing
-# A convolution takes its arithmetic and then its bytes: tensors are turned around for cuDNN.
 _CONVOLUTION = 0.47
-_TURNED = 0.45
 # One input channel for each output: plain arithmetic, a small part of it.
 _DEPTHWISE = {"forward": 0.027, "input": 0.027, "weight": 0.0075}
 _ATTENTION = {"forward": 0.26, "backward": 0.22}
@@ -30,12 +28,22 @@ _MASKED = {"forward": 0.125, "backward": 0.155}
 _ATTENTION_TILE = 128
 _RECURRENCE = 0.13
 _RECURRENT_STEP_S = 7e-6  # steps follow one another, and each has this to wait for
-_STREAM = {"memory": 0.8, "copy": 0.42, "reduction": 0.25}  # of the memory's bandwidth
-_LAYER_NORM = 0.75  # of long rows; one of 600 numbers reaches half of it
+# Cards before Hopper reach more of their smaller peak: end to end 41 to 68 % on an A100, 33 to 46
+# on an H100 (MPT, Megatron, fms-fsdp, torchtitan); large products 87 and 80 % (ml-engineering). Not
+# measured here, nor is what unaligned rows cost without Hopper's copies, which need 16 bytes.
+_BEFORE_HOPPER = 1.35
+_PRODUCT_BEFORE_HOPPER = 0.8
+_UNALIGNED_BEFORE_HOPPER = {1: 0.4, 2: 0.65, 4: 0.85}
+# What kernels of one kind move at most, GB/s for each processor: 132 of them share 4.8 TB/s, which
+# few kernels reach. Where memory is slower, it is the limit.
+_STREAM = {"memory": 29.0, "copy": 15.2, "reduction": 9.1}
+_TURNED = 16.4  # tensors turned around for a convolution, which comes after
+_LAYER_NORM = 27.0  # of long rows; one of 600 numbers reaches half of it
 _LAYER_NORM_HALF = 600
-_GROUP_NORM = 0.43
-_CHANNELS_PER_PROCESSOR = 9  # of BatchNorm, each in a block of its own, to use all the bandwidth
-_UPDATE = 0.68
+_GROUP_NORM = 15.6
+_CHANNEL_GB_PER_S = 4.0  # BatchNorm: a channel is one block of threads
+_UPDATE = 24.7
+_BANDWIDTH = 0.85  # of the memory's own, at most
 _MODULES = dict.fromkeys(("product", "attention", "recurrence", "norm"), HOST_MODULE_S)
 
 
@@ -75,16 +83,26 @@ def _device_s(operator: Operator, samples: int, rates: Rates, precision: str) ->
     kind = operator.kind
     if kind == "view":
         return 0.0
-    bandwidth = rates.gb_per_s * 1e9
     size = operator.bytes.at(samples)
     if kind in _STREAM:
-        return max(rates.kernel_s, size / (_STREAM[kind] * bandwidth))
+        return max(rates.kernel_s, _moving_s(size, _STREAM[kind], rates))
     if kind == "norm":
-        return max(rates.kernel_s, size / (_norm_share(operator, samples, rates) * bandwidth))
+        return max(rates.kernel_s, size / _norm_rate(operator, samples, rates))
     computed = _computing_s(operator, samples, rates, precision)
     if _is_convolution(operator):
-        return max(rates.kernel_s, computed + size / (_TURNED * bandwidth))
-    return max(rates.kernel_s, computed, size / (_STREAM["memory"] * bandwidth))
+        return max(rates.kernel_s, computed + _moving_s(size, _TURNED, rates))
+    return max(rates.kernel_s, computed, _moving_s(size, _STREAM["memory"], rates))
+
+
+def _moving_s(size: float, per_processor: float, rates: Rates) -> float:
+    return size / _rate(per_processor, rates)
+
+
+def _rate(per_processor: float, rates: Rates) -> float:
+    """Bytes per second of a kernel that moves so many GB/s on each processor."""
+    if rates.kind != "cuda":
+        return rates.gb_per_s * 1e9
+    return min(per_processor * rates.processors, _BANDWIDTH * rates.gb_per_s) * 1e9
 
 
 def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
@@ -93,6 +111,7 @@ def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str)
     least = 0.0
     if operator.kind == "attention":
         flops, share = _attention(operator, samples)
+        share *= 1.0 if rates.is_hopper else _BEFORE_HOPPER
     elif operator.kind == "recurrence":
         share = _RECURRENCE
         passes = 1 if operator.phase == "forward" else 2
@@ -101,11 +120,17 @@ def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str)
         unit = "fp64" if unit == "fp64" else "fp32"
         share = _DEPTHWISE[operator.name.rpartition(" ")[2] if " " in operator.name else "forward"]
     elif operator.shape is not None:
-        share = _CONVOLUTION if _is_convolution(operator) else _PRODUCT
-        share *= _fill(operator, operator.shape, samples, rates)
+        share = _product_share(operator, rates) * _fill(operator, operator.shape, samples, rates)
     if rates.kind == "cpu":
         share, least = 1.0, 0.0
     return max(least, flops / (share * 1e12 * rates.tflops[unit]))
+
+
+def _product_share(operator: Operator, rates: Rates) -> float:
+    """Of the peak, when it fills the device."""
+    if _is_convolution(operator):
+        return _CONVOLUTION * (1.0 if rates.is_hopper else _BEFORE_HOPPER)
+    return _PRODUCT if rates.is_hopper else _PRODUCT_BEFORE_HOPPER
 
 
 def _unit(dtype: str, precision: str) -> str:
@@ -145,15 +170,14 @@ def _attention(operator: Operator, samples: int) -> tuple[float, float]:
     return whole * operator.flops.at(samples), shares[operator.phase]
 
 
-def _norm_share(operator: Operator, samples: int, rates: Rates) -> float:
+def _norm_rate(operator: Operator, samples: int, rates: Rates) -> float:
+    """Bytes per second of a norm over so many rows of such a length."""
     _, rows, length, _ = _dimensions(operator, samples)
-    if rates.kind == "cpu":
-        return 1.0
     if "batch_norm" in operator.name:
-        return min(_GROUP_NORM, rows / (_CHANNELS_PER_PROCESSOR * rates.processors))
+        return min(_rate(_GROUP_NORM, rates), rows * _CHANNEL_GB_PER_S * 1e9)
     if "group_norm" in operator.name:
-        return _GROUP_NORM
-    return _LAYER_NORM * length / (length + _LAYER_NORM_HALF)
+        return _rate(_GROUP_NORM, rates)
+    return _rate(_LAYER_NORM * length / (length + _LAYER_NORM_HALF), rates)
 
 
 def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates) -> float:
@@ -171,7 +195,8 @@ def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates) -> float
     if operator.dtype == "half":
         # Samples are rows; what does not grow with them is how long rows are.
         lengths = [line.fixed for line in shape[1:] if line.per_sample == 0 and line.fixed > 1]
-        fill *= min((_UNALIGNED.get(length & -length, 1.0) for length in lengths), default=1.0)
+        costs = _UNALIGNED if rates.is_hopper else _UNALIGNED_BEFORE_HOPPER
+        fill *= min((costs.get(length & -length, 1.0) for length in lengths), default=1.0)
     return max(fill, 1e-3)
 
 
@@ -190,9 +215,9 @@ def time_update(
     passes += 3 if has_clip else 0  # the norm reads gradients; scaling reads and writes them
     passes += 3 if has_average else 0
     passes += 2 if is_scaled else 0  # fp16: unscaled in place
-    return passes * parameter_bytes / (_UPDATE * rates.gb_per_s * 1e9)
+    return _moving_s(passes * parameter_bytes, _UPDATE, rates)
 
 
 def time_accumulation(gradient_bytes: int, rates: Rates) -> float:
     """Adding one more micro-batch's gradients: two read, one written."""
-    return 3 * gradient_bytes / (_STREAM["memory"] * rates.gb_per_s * 1e9)
+    return _moving_s(3 * gradient_bytes, _STREAM["memory"], rates)

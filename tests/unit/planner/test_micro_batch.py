@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.planner.footprint import Line
-from phalanx.planner.room import FULL
 from phalanx.planner.micro_batch import choose_micro_batch
+from phalanx.planner.room import FULL
 
 GIB = 2**30
 # One 4090 of two has 24 GiB, of which 20.4 are used: half a GiB a sample, a quarter recomputed.
