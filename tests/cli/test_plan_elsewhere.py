@@ -232,7 +232,7 @@ def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, mon
     large = replace(digits(), **sizes(30))
     monkeypatch.setattr(preparing, "trace_recipe", lambda spec, options: (large, []))
     # The host memory of a machine that is only named is not enough to keep the state.
-    where, fix = ["--machine", "2x RTX 4090"], "the same job on 8 GPUs, which needs 20.3 GiB"
+    where, fix = ["--machine", "2x RTX 4090"], "the same job on 16 GPUs, which needs 12.8 GiB"
     if command == "train":
         where, fix = [], "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB of 24.0 GiB"
         pretend_machine(monkeypatch, "2x4090")

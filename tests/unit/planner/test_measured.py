@@ -13,34 +13,49 @@ def step(micro, seconds, **changes):
 
 
 def predict(micro, accumulation):
-    return 0.001 * micro * accumulation
+    """(device, host): the host takes as long as the device does for 6 samples."""
+    return 0.001 * micro * accumulation, 0.006 * accumulation
 
 
-STEPS = [step(4, 0.008), step(16, 0.016)]  # twice and once what is predicted
+STEPS = [step(8, 0.016), step(32, 0.032)]  # twice and once what is predicted of the device
 
 
 @pytest.mark.parametrize(
     ("micro", "factor", "spread"),
     [
-        (4, 2, AMONG_SPREAD),
-        (16, 1, AMONG_SPREAD),
-        (8, 1.5, AMONG_SPREAD),  # half way on a logarithmic scale
+        (8, 2, AMONG_SPREAD),
+        (32, 1, AMONG_SPREAD),
+        (16, 1.5, AMONG_SPREAD),  # half way on a logarithmic scale
         (1, 2, BEYOND_SPREAD),
-        (64, 1, BEYOND_SPREAD),
+        (128, 1, BEYOND_SPREAD),
     ],
 )
 def test_the_factor_of_a_size(micro, factor, spread):
-    assert correction(STEPS, micro, predict) == (pytest.approx(factor), spread)
+    found = correction(STEPS, micro, predict)
+    assert (found.device, found.spread) == (pytest.approx(factor), spread)
+    assert found.host == 1, "the host was never the slower one, nor quicker than predicted"
 
 
-def test_one_step_speaks_for_all_sizes():
-    assert correction(STEPS[:1], 4, predict) == (2, AMONG_SPREAD)
-    assert correction(STEPS[:1], 64, predict) == (2, BEYOND_SPREAD)
+def test_a_quicker_host_is_noticed_where_it_was_not_the_slower_one():
+    assert correction([step(8, 0.003)], 8, predict).host == pytest.approx(0.5)
+
+
+def test_host_and_device_are_corrected_apart():
+    waited = step(2, 0.012, compute_s=0.003, overhead_s=0.009)  # the device: 2, the host: 6
+    found = correction([waited], 64, predict)
+    assert (found.device, found.host) == (pytest.approx(1.5), pytest.approx(2))
+    unsplit = correction([step(2, 0.012)], 64, predict)
+    assert (unsplit.device, unsplit.host) == (1, pytest.approx(2)), "predicted to wait for the host"
+
+
+def test_on_a_cpu_both_are_one():
+    found = correction([step(2, 0.016)], 2, predict, is_one=True)
+    assert (found.device, found.host) == (pytest.approx(2), pytest.approx(2))
 
 
 def test_only_computing_is_compared():
     waited = step(8, 0.05, data_s=0.02, communication_s=0.014, accumulation=2)
-    assert correction([waited], 8, predict)[0] == pytest.approx(1)
+    assert correction([waited], 8, predict).device == pytest.approx(1)
     assert correction([step(8, 0.02, data_s=0.02)], 8, predict) is None
     assert correction([], 8, predict) is None
-    assert correction(STEPS, 8, lambda micro, accumulation: 0.0) is None
+    assert correction(STEPS, 8, lambda micro, accumulation: (0.0, 0.0)) is None
