@@ -26,9 +26,13 @@ from phalanx.planner.shares import layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_operators, time_update
 from phalanx.planner.trace import Trace
 
-# Ranks wait for the slowest of them in every step. A rank's own steps differ by this much from one
-# another (standard deviation; benchmarks/planner, H200).
-_JITTER = 0.04
+# Ranks wait for the slowest of them in every step; how much their times differ, as a standard
+# deviation. At best as on quiet nodes with data in memory: 97.4 to 98 % are left on 8 A100
+# (willgpaik, pytorch-ddp-bench; 0.02 / 1.42). At worst cards that differ by 8 % on average (arXiv
+# 2208.11035, "Not All GPUs Are Created Equal": 0.08 / 1.13 = 0.07) on hosts whose own steps differ
+# by 7 % (benchmarks/planner): the root of 0.07^2 + 0.07^2.
+_JITTER = 0.05
+_JITTER_BEST, _JITTER_WORST = 0.015, 0.10
 # Other samples than those that were looked at may take another path through the model.
 _SAMPLED = 1.5  # times the spread
 
@@ -89,6 +93,8 @@ class Forecaster:
         exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
         exposed = exchange.exposed_s + exchange.slowed_s
         waiting = _JITTER * _slowest_of(ranks) * compute
+        quick = _JITTER_BEST / _JITTER * waiting + exposed / (1 + ring.spread)
+        slow = _JITTER_WORST / _JITTER * waiting + exposed * (1 + ring.spread)
         data = max(0.0, loader - (compute + exposed + waiting))
         parts = {
             "data": data,
@@ -111,6 +117,8 @@ class Forecaster:
             host_s=host,
             exchange_s=exchange.total_s,
             loader_s=loader,
+            together_low_s=quick,
+            together_high_s=slow,
             bottleneck=bottleneck,
             samples_per_s=batch.global_batch_size / step,
             duration_s=duration,
