@@ -37,6 +37,8 @@ class Forecast:
     """The whole job, evaluations included, checkpoints not."""
     energy_kwh: float | None
     gpu_hours: float
+    board_w: float = 0.0
+    """Power limit of one board."""
     source: str
     """Where the rates come from."""
 

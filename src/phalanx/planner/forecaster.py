@@ -124,6 +124,7 @@ class Forecaster:
             duration_s=duration,
             energy_kwh=ranks * power * duration / 3.6e6 if power is not None else None,
             gpu_hours=ranks * duration / 3600,
+            board_w=power or 0.0,
             source=f"{source}; {ring.text}" if ranks > 1 else source,
         )
 
@@ -286,7 +287,7 @@ def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
     if forecast.energy_kwh is not None:
         energy = Decision(
             round(forecast.energy_kwh, 3),
-            f"at most: {plan.ranks.value} boards at their limit for the whole time",
+            f"at most: {plan.ranks.value} x {forecast.board_w:g} W, the boards' limit, all the time",
         )
     return replace(
         plan,
