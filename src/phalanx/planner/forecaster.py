@@ -287,7 +287,7 @@ def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
     if forecast.energy_kwh is not None:
         energy = Decision(
             round(forecast.energy_kwh, 3),
-            f"at most: {plan.ranks.value} x {forecast.board_w:g} W, the boards' limit, all the time",
+            f"at most: {plan.ranks.value} x {forecast.board_w:g} W, the limit, all the time",
         )
     return replace(
         plan,
