@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +27,15 @@ from phalanx.engine.blueprint import replace_tensors
 from phalanx.engine.data import choose_fetch, map_tensors
 from phalanx.engine.operators import SAMPLES, Growth, Recorder
 from phalanx.engine.recompute import recompute_in_backward
-from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
+from phalanx.planner.compiled import as_compiled
+from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
-from phalanx.recipe.interface import Batch, Recipe, leaves
+from phalanx.recipe.interface import Batch, Recipe, Term, leaves
 
 _PRECISIONS = ("fp32", "bf16")
 _DEVICE = torch.ops.prim.device.default
+_FUSED_NAME = "addcmul"
+_FUSED = torch.ops.aten.addcmul.default  # stands for any kernel that only reads and writes
 
 
 @dataclass
@@ -47,10 +52,15 @@ class Activations:
     """Of one sample."""
     unknown: str | None = None
     """Why nothing is known."""
+    compiled_unknown: str | None = None
+    """Why nothing is known of compiled code."""
 
 
-def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activations:
-    """Activations of a recipe's loss. The model is spoiled by it: its tensors become fake."""
+def trace_activations(
+    recipe: Recipe, model: nn.Module, data: Any, *, is_compiled: bool = False
+) -> Activations:
+    """Activations of a recipe's loss, with `is_compiled` also as compiled code has them. The model
+    is spoiled by it: its tensors become fake."""
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
@@ -62,6 +72,9 @@ def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activation
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
                 _measure(recipe, fake, batch, keys, mode, found)
+                if is_compiled:
+                    fake = _built_fake(recipe, mode)
+                    _measure_compiled(recipe, fake, batch, keys, mode, found)
         except Exception as error:
             if found.unknown is None:
                 text = " ".join(str(error).split())
@@ -82,28 +95,70 @@ def _measure(
 ) -> None:
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
-        live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+        live = _run(recipe.loss, model, batch, keys, mode, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
-        found.operators[name] = live.recorder.operators()
+        found.operators[name] = live.operators()
     blocks = find_blocks(recipe, model)
     if blocks:
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            live = _run(recipe, model, batch, keys, mode, is_autocast=name == "bf16")
+            live = _run(recipe.loss, model, batch, keys, mode, is_autocast=name == "bf16")
             found.checkpointed |= live.lines(name)
-            found.checkpointed_operators[name] = live.recorder.operators()
+            found.checkpointed_operators[name] = live.operators()
+
+
+def _measure_compiled(
+    recipe: Recipe,
+    model: nn.Module,
+    batch: Batch,
+    keys: Tensor,
+    mode: FakeTensorMode,
+    found: Activations,
+) -> None:
+    """The same with compiled code; where that cannot be told, the rest is known all the same."""
+    from phalanx.engine.compiled import CompiledLoss  # its imports take seconds
+
+    batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
+    blocks = find_blocks(recipe, model)
+    loss = CompiledLoss(recipe, blocks)
+
+    def run(name: str) -> _Live:
+        is_autocast = name == "bf16"
+        return _run(loss, model, batch, keys, mode, is_autocast=is_autocast, watch=loss.on)
+
+    try:
+        for name in _PRECISIONS:
+            live = run(name)
+            found.kept |= live.lines(name + COMPILED)
+            found.operators[name + COMPILED] = live.operators()
+        if not blocks:
+            return
+        if loss.is_whole:
+            loss.compile_blocks(blocks)
+            for name in _PRECISIONS:  # blocks must be traced before checkpointing looks on
+                run(name)
+        recompute_in_backward(blocks, watch_buffers=False)
+        for name in _PRECISIONS:
+            live = run(name)
+            found.checkpointed |= live.lines(name + COMPILED)
+            found.checkpointed_operators[name + COMPILED] = live.operators()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        found.compiled_unknown = f"{type(error).__name__}: {text[:200]}"
 
 
 def _run(
-    recipe: Recipe,
+    loss: Callable[[nn.Module, Batch, Tensor], Mapping[str, Term]],
     model: nn.Module,
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
     *,
     is_autocast: bool,
+    watch: Callable[[_Live], None] = lambda live: None,
 ) -> _Live:
     live = _Live(model)
+    watch(live)
     hooks = [
         parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
         for parameter in model.parameters()
@@ -111,7 +166,7 @@ def _run(
     ]
     with mode, live, as_cuda(is_autocast=is_autocast):
         with torch.autocast("cpu", HALF, enabled=is_autocast):
-            sums = [term.sum for term in recipe.loss(model, batch, keys).values()]
+            sums = [term.sum for term in loss(model, batch, keys).values()]
             objective = sum(sums[1:], sums[0])
         del sums
         if objective.requires_grad:
@@ -147,6 +202,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._growth = Growth(model)
         self.recorder = Recorder(self._growth)
+        self._compiled = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
         self.apart, self.together = _Front(), _Front()
@@ -156,6 +212,28 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of activations, by the name of the precision and of it with gradients."""
         both = f"{precision}{WITH_GRADIENTS}"
         return {precision: self.apart.lines(), both: self.together.lines()}
+
+    def operators(self) -> list[Operator]:
+        """What was computed, compiled code last; the host does nothing for a view in it."""
+        kernels = [operator for operator in self._compiled.operators() if operator.kind != "view"]
+        named = (
+            operator._replace(name="fused") if operator.name == _FUSED_NAME else operator
+            for operator in kernels
+        )
+        return [*self.recorder.operators(), *map(as_compiled, named)]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around compiled code; see `fused.Device`."""
+        eager, self.recorder = self.recorder, self._compiled
+        yield
+        self.recorder = eager
+
+    def launch(self, read: list[Tensor], written: list[Tensor]) -> None:
+        self._compiled.record(_FUSED, (read,), {}, written)
+
+    def allocate(self, like: Tensor) -> Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient from what is alive to the gradients."""

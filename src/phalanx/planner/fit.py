@@ -65,6 +65,8 @@ def fit_findings(
         return []
     planned = predict_parts(plan)
     unknown = [_unknown(trace)] if trace.activations_unknown else []
+    if not unknown and plan.compile.value == "on" and planned.activations is None:
+        unknown = [_compiled_unknown(trace)]
     if planned.total <= there:
         return unknown
     least = _least(plan, trace)
@@ -86,6 +88,17 @@ def _unknown(trace: Trace) -> Finding:
         f"{trace.activations_unknown}",
         fix="nothing, where the loss looks at values of tensors; otherwise mend the recipe or its "
         "options, since training would fail in the same way",
+        severity="warning",
+    )
+
+
+def _compiled_unknown(trace: Trace) -> Finding:
+    return Finding(
+        slug="compiled-unknown",
+        what="memory is predicted without activations: more is needed than the plan says",
+        why="compile = on, and what compiled code keeps could not be told: "
+        f"{trace.compiled_unknown or 'it was not traced'}",
+        fix="compile=off, to see what the model takes without",
         severity="warning",
     )
 

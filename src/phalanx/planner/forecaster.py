@@ -13,8 +13,10 @@ from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration
 from phalanx.planner.batch import deal
 from phalanx.planner.communication import Exchange, Ring, exchange_ddp, exchange_sharded, make_ring
+from phalanx.planner.compiled import time_code
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.devices import Placement
+from phalanx.planner.footprint import COMPILED
 from phalanx.planner.forecast import Forecast
 from phalanx.planner.measured import correction
 from phalanx.planner.measuring import measured_steps
@@ -22,7 +24,7 @@ from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.rates import Rates
 from phalanx.planner.shares import layout_of, weights_of, whole_gradients
-from phalanx.planner.timing import Compute, time_accumulation, time_operators, time_update
+from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
 # Ranks wait for the slowest of them in every step. A rank's own steps differ by this much from one
@@ -58,7 +60,8 @@ class Forecaster:
         is_checkpointed = plan.activation_checkpointing.value
         known = self.trace.checkpointed_operators if is_checkpointed else self.trace.operators
         precision = plan.precision.value
-        operators = known.get("bf16" if precision in ("bf16", "fp16") else "fp32")
+        traced = "bf16" if precision in ("bf16", "fp16") else "fp32"
+        operators = known.get(traced + COMPILED * (plan.compile.value == "on"))
         if not operators:
             return None
         batch, ranks = plan.batch, plan.ranks.value
@@ -116,7 +119,7 @@ class Forecaster:
     def _computing(
         self, plan: Plan, operators: list[Operator], micro: int, slots: int
     ) -> Computing:
-        one = time_operators(operators, micro, self.rates, plan.precision.value)
+        one = time_code(operators, micro, self.rates, plan.precision.value)
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)

@@ -11,7 +11,7 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
-from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
+from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
 from phalanx.planner.trace import Trace
@@ -37,7 +37,8 @@ def make_footprint(
     gradients = share.gradients
     if layout.stage == 1:  # whole until backward is over
         gradients = whole_gradients(weights, layout)
-    traced = "bf16" if is_half else "fp32"
+    is_compiled = job.compile == "on"
+    traced = ("bf16" if is_half else "fp32") + COMPILED * is_compiled
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     gathered = _gathered(job, trace, is_half, strategy)
@@ -60,7 +61,7 @@ def make_footprint(
             trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
         ),
         workspace_bytes=_workspaces(cards),
-        unknown=trace.activations_unknown,
+        unknown=trace.activations_unknown or (trace.compiled_unknown if is_compiled else None),
     )
 
 

@@ -77,6 +77,7 @@ def _solve(
         job, machine, device=device, strategy=chosen.strategy.value, is_synced=synced.value
     )
     findings += problems
+    job = job.model_copy(update={"compile": compiled.value})  # what is predicted from here on
     if chosen.strategy.value == "deepspeed":
         findings += deepspeed_findings(job, device=device, precision=precision.value)
     frozen = previous.global_batch_size.value if previous is not None else None

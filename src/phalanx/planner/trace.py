@@ -71,6 +71,9 @@ class Trace:
     """The same with the blocks recomputed in backward."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
+    compiled_unknown: str | None = None
+    """Why that could not be told of compiled code. Where it was asked for, bytes and operators are
+    also there by `fp32+compiled` and `bf16+compiled`."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
