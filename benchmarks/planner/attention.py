@@ -182,9 +182,9 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x, cosine, sine):
         inner = self.first(x)
-        q = _heads(self.query(inner), self.heads)
-        k, v = (_heads(part(inner), self.groups) for part in (self.key, self.value))
-        q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        q = split_heads(self.query(inner), self.heads)
+        k, v = (split_heads(part(inner), self.groups) for part in (self.key, self.value))
+        q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
         k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.last(seen.transpose(1, 2).flatten(2))
@@ -192,11 +192,11 @@ class LlamaBlock(nn.Module):
         return x + self.narrow(F.silu(self.gate(inner)) * self.wide(inner))
 
 
-def _heads(x, heads):
+def split_heads(x, heads):
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _rotated(x, cosine, sine):
+def rotated(x, cosine, sine):
     first, second = x.chunk(2, -1)
     return (x * cosine + torch.cat([-second, first], -1) * sine).to(x.dtype)
 

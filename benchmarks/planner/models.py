@@ -4,6 +4,15 @@ Plain torch, data made in memory, sizes as published. Every size is an option, s
 make each of them small. Recipes and networks are in the files beside this one.
 """
 
+from fresh_recipes import (
+    Conformer,
+    ConvVae,
+    EfficientNetB0,
+    MlpMixer,
+    Neox160M,
+    SwinTiny,
+    Tagger,
+)
 from image_recipes import (
     ConvNextTiny,
     Fcos,
@@ -22,9 +31,12 @@ __all__ = [
     "Audio",
     "Bert",
     "BevPlanner60M",
+    "Conformer",
     "ConvNextTiny",
+    "ConvVae",
     "Dense340M",
     "Dlrm",
+    "EfficientNetB0",
     "Fcos",
     "FrozenBert",
     "Gpt2",
@@ -33,13 +45,17 @@ __all__ = [
     "Lora",
     "Lstm",
     "Mlp",
+    "MlpMixer",
     "MobileNet",
+    "Neox160M",
     "Points",
     "Policy6M",
     "Policy170M",
     "ResNet50",
     "SegmentationUnet",
+    "SwinTiny",
     "T5Small",
+    "Tagger",
     "Unet64",
     "VitBase",
     "VitSmall",

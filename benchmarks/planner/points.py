@@ -1,7 +1,8 @@
 """What is measured: models, how they train, and at which micro-batches.
 
 Chosen before anything was fitted to a measurement. A model belongs to one half with all of its
-points: constants may be fitted to the `fitted` half, the `untouched` half is what counts.
+points: constants may be fitted to the `fitted` half, the `untouched` half is what counts. The
+`fresh` models were added later, they and their points frozen before they were ever measured.
 """
 
 import json
@@ -41,6 +42,15 @@ UNTOUCHED = {
     "Gru": "recurrent",
     "Dlrm": "embeddings and table",
 }
+FRESH = {
+    "SwinTiny": "attention in windows",
+    "EfficientNetB0": "depthwise, squeezed",
+    "Conformer": "speech, attention and convolutions",
+    "Tagger": "recurrent, both directions",
+    "ConvVae": "transposed convolutions",
+    "MlpMixer": "wide layers only",
+    "Neox160M": "decoder, parallel",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,8 @@ class Setting:
 
     @property
     def half(self):
+        if self.model in FRESH:
+            return "fresh"
         return "fitted" if self.model in FITTED else "untouched"
 
     @property
@@ -146,6 +158,16 @@ COMPILED = [
 SETTINGS = [*FIRST, *THEN, *COMPILED]
 """In the order of their worth: every model once, then other ways to train them, then compiled."""
 
+FRESH_SETTINGS = [
+    Setting("SwinTiny", "precision=bf16", (8, 64, 320)),
+    Setting("EfficientNetB0", "precision=fp16 optimizer.name=sgd", (16, 128, 768)),
+    Setting("Conformer", "precision=bf16", (4, 32, 192)),
+    Setting("Tagger", "precision=bf16", (32, 256, 4096)),
+    Setting("ConvVae", "precision=tf32", (32, 192, 1024)),
+    Setting("MlpMixer", "precision=bf16", (8, 64, 384)),
+    Setting("Neox160M", "precision=bf16", (2, 12, 64)),
+]
+
 
 # What the guides name or describe, and a model that is large for cards without a quick link: for
 # predictions on several GPUs, which are not at hand to be measured.
@@ -158,8 +180,9 @@ SCALING = [
 
 
 def find_settings(only, also=()):
-    """Settings whose name holds one of these words, or all."""
-    return [s for s in [*SETTINGS, *also] if not only or any(word in s.name for word in only)]
+    """Settings of one of these groups or whose name holds one of these words, or all."""
+    every = [*SETTINGS, *FRESH_SETTINGS, *also]
+    return [s for s in every if not only or any(w == s.half or w in s.name for w in only)]
 
 
 def options_key(setting):

@@ -1,7 +1,7 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
-`phalanx.check()`, `phalanx.plan(job)`, `phalanx.train(job)`, `phalanx.verify(job)` and
-`phalanx.bench(job)` are the commands of the same names.
+`phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
+`phalanx.verify(job)` and `phalanx.bench(job)` are the commands of the same names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.api import Bench, Result, Verification, bench, check, plan, train, verify
+    from phalanx.api import (
+        Bench,
+        Estimate,
+        Result,
+        Verification,
+        bench,
+        check,
+        estimate,
+        plan,
+        train,
+        verify,
+    )
 
-__all__ = ["Bench", "Result", "Verification", "bench", "check", "plan", "train", "verify"]
+__all__ = [
+    "Bench",
+    "Estimate",
+    "Result",
+    "Verification",
+    "bench",
+    "check",
+    "estimate",
+    "plan",
+    "train",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Phalanx from Python: `check`, `plan`, `train`, `verify`, `bench` as functions."""
+"""Phalanx from Python: `check`, `plan`, `estimate`, `train`, `verify`, `bench` as functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.bench import Bench
 from phalanx.launch.bench import bench as _measure
+from phalanx.launch.estimate import STEPS, Estimate, estimate_job
 from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
 
-__all__ = ["Bench", "Result", "Verification", "bench", "check", "plan", "train", "verify"]
+__all__ = [
+    "Bench",
+    "Estimate",
+    "Result",
+    "Verification",
+    "bench",
+    "check",
+    "estimate",
+    "plan",
+    "train",
+    "verify",
+]
 
 
 def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
@@ -41,6 +53,34 @@ def plan(
         is_elsewhere=other is not None,
         is_fresh=fresh,
     ).plan
+
+
+def estimate(
+    job: Source = "digits",
+    *overrides: str,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    dataset_size: int | None = None,
+    step_time: float | None = None,
+    steps: Sequence[int] = STEPS,
+    price: float | None = None,
+    **keys: Any,
+) -> Estimate:
+    """How long a job takes on `gpus` cards named `gpu`, or on those that are here, what that saves
+    against one, and what it costs at a price per GPU and hour.
+
+    `estimate("digits", gpus=16, gpu="RTX 2080", epochs=100).total_s`; raises UserError."""
+    found, _ = estimate_job(
+        job,
+        _overrides(overrides, keys),
+        gpus=gpus,
+        gpu=gpu,
+        dataset_size=dataset_size,
+        step_time=step_time,
+        steps=steps,
+        price=price,
+    )
+    return found
 
 
 def train(

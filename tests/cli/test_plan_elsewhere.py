@@ -232,7 +232,7 @@ def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, mon
     large = replace(digits(), **sizes(30))
     monkeypatch.setattr(preparing, "trace_recipe", lambda *asked: (large, []))
     # The host memory of a machine that is only named is not enough to keep the state.
-    where, fix = ["--machine", "2x RTX 4090"], "the same job on 8 GPUs, which needs 20.3 GiB"
+    where, fix = ["--machine", "2x RTX 4090"], "the same job on 16 GPUs, which needs 12.8 GiB"
     if command == "train":
         where, fix = [], "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB of 24.0 GiB"
         pretend_machine(monkeypatch, "2x4090")
@@ -251,3 +251,44 @@ def test_a_second_plan_is_made_of_the_first_answer_unless_it_is_to_be_fresh(aske
     assert len(asked) == 1
     assert "trace-remembered" not in [f["slug"] for f in answer(*machine, "--fresh")["findings"]]
     assert len(asked) == 2
+
+
+def test_the_speed_up_table_has_efficiency_and_every_time_an_interval():
+    got = answer("--machine", "16x A100-80")
+    rows = got["ranks"]
+    assert [row["ranks"] for row in rows] == [1, 2, 4, 8, 16]
+    assert rows[0]["speedup"] == rows[0]["efficiency"] == 1
+    for row in rows:
+        assert row["efficiency"] == pytest.approx(row["speedup"] / row["ranks"])
+        assert row["speedup"] == pytest.approx(
+            row["samples_per_s"] / rows[0]["samples_per_s"], abs=0.01
+        )
+    plan, forecast = got["plan"], got["plan"]["forecast"]
+    assert rows[-1]["step_s"] == forecast["step_s"]
+    assert forecast["step_low_s"] < forecast["step_s"] < forecast["step_high_s"]
+    for name in ("step_s", "samples_per_s", "duration_s"):
+        assert " to " in plan[name]["reason"], name
+    shown = run_cli("plan", "digits", "--machine", "16x A100-80").out
+    assert "efficiency" in shown and "100 %" in shown
+
+
+def test_a_price_gives_a_cost_and_its_interval():
+    where = ("--machine", "8x A100-80", "epochs=100000")
+    got = answer(*where, "--price", "2")
+    assert got["cost"] == pytest.approx(2 * got["plan"]["forecast"]["gpu_hours"], abs=0.01) and (
+        got["cost"] > 0
+    )
+    assert answer(*where)["cost"] is None
+    (line,) = (
+        line
+        for line in run_cli("plan", "digits", *where, "--price", "2").out.splitlines()
+        if line.startswith(" cost")
+    )
+    assert "GPU hours x 2;" in line and " to " in line
+
+
+def test_what_was_considered_says_why_not():
+    others = answer("--machine", "8x A100-80")["plan"]["alternatives"]
+    assert {other["choice"].split("=")[0] for other in others} == {"strategy", "micro_batch_size"}
+    assert all(other["why_not"] for other in others)
+    assert "why not" in run_cli("plan", "digits", "--machine", "8x A100-80").out

@@ -57,41 +57,47 @@ def estimate(
             dataset_size=dataset_size,
             step_time=step_time,
             steps=counts,
+            price=price,
         )
     if as_json:
-        cost = None if price is None else round(found.gpu_hours * price, 2)
-        console.say_json({**found.to_json(), "cost": cost})
+        console.say_json(found.to_json())
         return 0
-    _show(found, price)
+    _show(found)
     console.show_findings([*notes, *findings])
     return 0
 
 
-def _show(found: Estimate, price: float | None) -> None:
+def _show(found: Estimate) -> None:
     from phalanx.cli import console
     from phalanx.errors import format_seconds
 
     low, high = (format_seconds(value) for value in found.interval(found.total_s))
-    per_rank = f"{found.global_batch_size / found.ranks:g} per GPU"
+    unit = "GPU" if found.device == "cuda" else "rank"
+    per_rank = f"{found.global_batch_size / found.ranks:g} per {unit}"
     rows = [
+        ("recipe", found.recipe),
         ("machine", found.machine),
         ("data set", f"{found.num_samples:,} samples"),
         ("epochs", f"{found.epochs:g}, {found.total_steps:,} steps"),
-        ("GPUs", f"{found.ranks}, {found.strategy}"),
+        (f"{unit}s", f"{found.ranks}, {found.strategy}"),
         ("batch", f"{found.global_batch_size:,}, {per_rank}"),
-        ("step", f"{format_seconds(found.step_s)}, on one GPU {format_seconds(found.one_step_s)}"),
+        (
+            "step",
+            f"{format_seconds(found.step_s)}, on one {unit} {format_seconds(found.one_step_s)}",
+        ),
         ("efficiency", f"{100 * found.efficiency:.0f} %"),
         ("speed-up", f"{found.speedup:.2f}x"),
         ("time per epoch", format_seconds(found.epoch_s)),
         ("total", f"{format_seconds(found.total_s)}, between {low} and {high}"),
-        ("GPU hours", f"{found.gpu_hours:,.2f}"),
+        (f"{unit} hours", f"{found.gpu_hours:,.2f}"),
     ]
     if found.energy_kwh is not None:
         rows.append(("energy", f"at most {found.energy_kwh:,.3g} kWh"))
-    if price is not None:
-        rows.append(("cost", f"{found.gpu_hours * price:,.2f} at {price:g} for each GPU and hour"))
+    if found.cost is not None:
+        rows.append(("cost", f"{found.cost:,.2f} at {found.price:g} for each {unit} and hour"))
     console.table(rows)
     console.say(f"  from: {found.source}", style="dim")
+    shown = 4 if found.ranks > 1 else 2
     console.table(
         [
             (
@@ -99,11 +105,11 @@ def _show(found: Estimate, price: float | None) -> None:
                 format_seconds(row.one_s),
                 format_seconds(row.all_s),
                 format_seconds(row.saved_s) if row.saved_s > 0 else "-",
-            )
+            )[:shown]
             for row in found.saved
         ],
         title="time for some number of steps of this batch",
-        header=("steps", "1 GPU", f"{found.ranks} GPUs", "saved"),
+        header=("steps", f"1 {unit}", f"{found.ranks} {unit}s", "saved")[:shown],
         right=(0, 1, 2, 3),
     )
 

@@ -4,14 +4,16 @@ Fake tensors have shapes and no memory, so this needs no GPU, no time to speak o
 the model. Every storage is counted from the operator that makes it to the moment it is freed: what
 backward keeps, what is there for a moment, and with checkpointing what is recomputed. Gradients of
 parameters are counted apart: in all micro-batches of a step but the first they are there already.
+A loss that looks at values gets them from one forward on real samples (`values`).
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import replace_tensors
-from phalanx.engine.data import choose_fetch, map_tensors
+from phalanx.engine.data import choose_fetch, map_tensors, seed_globals
+from phalanx.engine.kernels import Call, workspace_of
 from phalanx.engine.operators import SAMPLES, Growth, Recorder
 from phalanx.engine.recompute import recompute_in_backward
+from phalanx.engine.values import Answer, Answering, NotRunError, look_at_values
+from phalanx.errors import format_bytes
+from phalanx.machine.host import probe_cgroup, probe_memory
 from phalanx.planner.compiled import as_compiled
 from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
@@ -36,6 +42,10 @@ _PRECISIONS = ("fp32", "bf16")
 _DEVICE = torch.ops.prim.device.default
 _FUSED_NAME = "addcmul"
 _FUSED = torch.ops.aten.addcmul.default  # stands for any kernel that only reads and writes
+_REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
+_REAL_SHARE = 0.25  # of the host memory that is free
+_REAL_S = 30.0
+_FEW = 2  # samples of a first run, which tells how long all would take; BatchNorm takes no fewer
 
 
 @dataclass
@@ -50,6 +60,8 @@ class Activations:
     """What is computed meanwhile."""
     input_bytes: int | None = None
     """Of one sample."""
+    sampled: str | None = None
+    """Why a forward on real samples was needed."""
     unknown: str | None = None
     """Why nothing is known."""
     compiled_unknown: str | None = None
@@ -64,25 +76,83 @@ def trace_activations(
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    found = Activations(input_bytes=sum(tensor.nbytes for tensor in tensors) // SAMPLES)
+    input_bytes = sum(tensor.nbytes for tensor in tensors) // SAMPLES
+    needed = sum(p.nbytes for p in model.parameters()) + SAMPLES * input_bytes
+    count = sum(p.numel() for p in model.parameters())
+    unknown = None
     # A tensor that is no buffer stays behind on another device: then the model is built once more.
     for is_built in (False, True):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
-                _measure(recipe, fake, batch, keys, mode, found)
+                found = _measure(recipe, fake, batch, keys, mode)
                 if is_compiled:
-                    fake = _built_fake(recipe, mode)
-                    _measure_compiled(recipe, fake, batch, keys, mode, found)
+                    _measure_compiled(recipe, _built_fake(recipe, mode), batch, keys, mode, found)
         except Exception as error:
-            if found.unknown is None:
-                text = " ".join(str(error).split())
-                found.unknown = f"{type(error).__name__}: {text[:200]}"
+            unknown = unknown or _short(error)
         else:
-            found.unknown = None
+            found.input_bytes = input_bytes
             return found
-    return Activations(input_bytes=found.input_bytes, unknown=found.unknown)
+    found = Activations(unknown=unknown)
+    try:
+        _refuse_large(count, needed)
+        found = _with_values(recipe, data, ids)
+        found.sampled = unknown
+        found.compiled_unknown = unknown
+    except Exception as error:
+        text = str(error) if isinstance(error, NotRunError) else _short(error)
+        if text != unknown:
+            found.unknown = f"{unknown}; on real samples: {text}"
+    found.input_bytes = input_bytes
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _refuse_large(count: int, needed: int) -> None:
+    there = int(_REAL_SHARE * probe_memory(probe_cgroup()).available_bytes)
+    if count > _REAL_PARAMETERS or needed > there:
+        raise NotRunError(
+            f"not tried, {count:,} parameters and {SAMPLES} samples are {format_bytes(needed)} in "
+            f"host memory; up to {_REAL_PARAMETERS:,} and {format_bytes(there)} are"
+        )
+
+
+def _with_values(recipe: Recipe, data: Any, ids: np.ndarray[Any, Any]) -> Activations:
+    """On tensors without values, with the answers that real ones gave."""
+    seed_globals(0)
+    model = recipe.model()
+    started = time.perf_counter()
+    answers, samples = _look(recipe, model, data, ids[:_FEW], _REAL_S), _FEW
+    if SAMPLES / _FEW * (time.perf_counter() - started) < _REAL_S:
+        # The same number of samples as in the trace: a loss may look at each of them.
+        answers, samples = _look(recipe, model, data, ids, 2 * _REAL_S), SAMPLES
+    failed: Exception | None = None
+    for is_rounded in (True, False):
+        # The loss may compare how many a mask picked with a number it has from elsewhere.
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                fake = _made_fake(model, mode)
+                answering = Answering(answers, samples=samples, is_rounded=is_rounded)
+                return _measure(recipe, fake, batch, keys, mode, answering)
+        except Exception as error:
+            failed = failed or error
+            model = recipe.model()
+    assert failed is not None
+    raise failed
+
+
+def _look(
+    recipe: Recipe, model: nn.Module, data: Any, ids: np.ndarray[Any, Any], limit_s: float
+) -> list[Answer]:
+    seed_globals(0)
+    batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
+    return look_at_values(recipe, model, batch, keys, limit_s=limit_s)
 
 
 def _measure(
@@ -91,20 +161,26 @@ def _measure(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
-    found: Activations,
-) -> None:
+    answering: Answering | None = None,
+) -> Activations:
+    found = Activations()
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
-        live = _run(recipe.loss, model, batch, keys, mode, is_autocast=name == "bf16")
+        live = _run(recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
         found.operators[name] = live.operators()
     blocks = find_blocks(recipe, model)
     if blocks:
+        if answering is not None:
+            answering.watch(blocks)
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            live = _run(recipe.loss, model, batch, keys, mode, is_autocast=name == "bf16")
+            live = _run(
+                recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16"
+            )
             found.checkpointed |= live.lines(name)
             found.checkpointed_operators[name] = live.operators()
+    return found
 
 
 def _measure_compiled(
@@ -123,28 +199,22 @@ def _measure_compiled(
     loss = CompiledLoss(recipe, blocks)
 
     def run(name: str) -> _Live:
-        is_autocast = name == "bf16"
-        return _run(loss, model, batch, keys, mode, is_autocast=is_autocast, watch=loss.on)
+        is_half = name == "bf16"
+        return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
 
     try:
         for name in _PRECISIONS:
             live = run(name)
-            found.kept |= live.lines(name + COMPILED)
+            found.kept |= live.lines(name, COMPILED)
             found.operators[name + COMPILED] = live.operators()
-        if not blocks:
-            return
-        if loss.is_whole:
-            loss.compile_blocks(blocks)
-            for name in _PRECISIONS:  # blocks must be traced before checkpointing looks on
-                run(name)
+        loss.prepare_checkpointing(lambda: [run(name) for name in _PRECISIONS])
         recompute_in_backward(blocks, watch_buffers=False)
-        for name in _PRECISIONS:
+        for name in _PRECISIONS if blocks else ():
             live = run(name)
-            found.checkpointed |= live.lines(name + COMPILED)
+            found.checkpointed |= live.lines(name, COMPILED)
             found.checkpointed_operators[name + COMPILED] = live.operators()
     except Exception as error:
-        text = " ".join(str(error).split())
-        found.compiled_unknown = f"{type(error).__name__}: {text[:200]}"
+        found.compiled_unknown = _short(error)
 
 
 def _run(
@@ -153,6 +223,7 @@ def _run(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
+    answering: Answering | None,
     *,
     is_autocast: bool,
     watch: Callable[[_Live], None] = lambda live: None,
@@ -164,7 +235,9 @@ def _run(
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    with mode, live, as_cuda(is_autocast=is_autocast):
+    answers = answering.from_the_start() if answering is not None else nullcontext()
+    seed_globals(0)  # a loss that draws numbers takes the same path each time
+    with mode, answers, live, as_cuda(is_autocast=is_autocast):
         with torch.autocast("cpu", HALF, enabled=is_autocast):
             sums = [term.sum for term in loss(model, batch, keys).values()]
             objective = sum(sums[1:], sums[0])
@@ -205,13 +278,20 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
-        self.apart, self.together = _Front(), _Front()
-        """Without gradients of parameters, and with those that are there at each moment."""
+        self.fronts = {is_exact: (_Front(), _Front()) for is_exact in (False, True)}
+        """Without gradients of parameters, and with those that are there at each moment; of exact
+        products only what they take more."""
 
-    def lines(self, precision: str) -> dict[str, list[Line]]:
-        """Of activations, by the name of the precision and of it with gradients."""
-        both = f"{precision}{WITH_GRADIENTS}"
-        return {precision: self.apart.lines(), both: self.together.lines()}
+    def lines(self, precision: str, ending: str = "") -> dict[str, list[Line]]:
+        """Of activations, by the name of the precision with this ending, and with gradients."""
+        names = {False: precision} if precision == "bf16" else {False: "tf32", True: "fp32"}
+        found = {}
+        for is_exact, name in names.items():
+            for front, more, last in zip(
+                self.fronts[is_exact], self.fronts[False], ("", WITH_GRADIENTS), strict=True
+            ):
+                found[name + ending + last] = upper_lines([*front.lines(), *more.lines()])
+        return found
 
     def operators(self) -> list[Operator]:
         """What was computed, compiled code last; the host does nothing for a view in it."""
@@ -248,11 +328,21 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # two calls of three: autograd asks before every operator
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.recorder.record(func, args, kwargs, out)
+        call = self.recorder.record(func, args, kwargs, out)
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, Tensor):
                 self._count(value)
+        if call is not None:
+            self._work(call)
         return out
+
+    def _work(self, call: Call) -> None:
+        """What a library takes while it runs, and gives back."""
+        for is_exact in (False, True):
+            taken = workspace_of(call, is_exact=is_exact)
+            if taken:
+                batched = taken if self._growth.grows(call.out[0].numel()) else 0
+                self._moment(taken - batched, batched, is_exact=is_exact)
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -264,8 +354,16 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_batched = self._growth.grows(elements)
         self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
         self._add(size, is_batched)
-        self.apart.add(self._fixed, self._batched)
-        self.together.add(self._fixed + self._gradients, self._batched)
+        self._moment(0, 0, is_exact=False)
+
+    def _moment(self, fixed: int, batched: int, *, is_exact: bool) -> None:
+        """What is there now, with so much besides."""
+        fixed, batched = self._fixed + fixed, self._batched + batched
+        for front, more in (
+            (self.fronts[is_exact][0], 0),
+            (self.fronts[is_exact][1], self._gradients),
+        ):
+            front.add(fixed + more, batched)
 
     def _free(self, key: int) -> None:
         _, size, is_batched = self._alive.pop(key)

@@ -8,7 +8,7 @@ and writes fp32 without a copy in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
@@ -19,7 +19,12 @@ import torch.nn.functional as F
 from torch import _VF, Tensor
 from torch.overrides import TorchFunctionMode
 
-from phalanx.engine.attention import attend_at_once, is_spelled_out
+from phalanx.engine.attention import (
+    attend_at_once,
+    attend_step_by_step,
+    is_scattered,
+    is_spelled_out,
+)
 from phalanx.engine.recurrence import GATES, as_cudnn
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -46,6 +51,7 @@ def as_cuda(*, is_autocast: bool) -> Iterator[None]:
     changed: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "scaled_dot_product_attention": _fused_attention(F.scaled_dot_product_attention),
+        "rms_norm": _rms_norm,
     }
     with ExitStack() as stack:
         if is_autocast:
@@ -69,6 +75,17 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0]
 
 
+def _rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """One kernel on CUDA since torch 2.9, which keeps its input and a number for each row, as the
+    one of layer_norm does; CPU spells it out."""
+    return torch.native_layer_norm(input, list(normalized_shape), weight, None, eps or 1e-6)[0]
+
+
 def _fused_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(attention)
     def attend(
@@ -80,6 +97,8 @@ def _fused_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         is_causal: bool = False,
         **settings: Any,
     ) -> Tensor:
+        if is_scattered(attn_mask):
+            return attend_step_by_step(query, key, value, attn_mask, dropout_p)
         if is_spelled_out(query, value, attn_mask):
             return attend_at_once(query, key, value, attn_mask, is_causal=is_causal)
         return attention(query, key, value, attn_mask, 0.0, is_causal, **settings)

@@ -1,5 +1,5 @@
-"""Attention that CUDA has a kernel for and CPU spells out: a mask that learns (T5's distances), and
-values of another width than keys.
+"""Attention as CUDA runs it where CPU does not: a kernel for a mask that learns and for values of
+another width than keys; a mask whose rows are not in one piece is spelled out.
 
 Tensors without values only, as in `recurrence.py`: nothing is computed here.
 """
@@ -69,6 +69,8 @@ def is_spelled_out(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether CPU would spell out what CUDA does in one kernel."""
     if query.dim() != 4 or (mask is not None and not mask.is_floating_point()):
         return False
+    if is_scattered(mask):
+        return False
     learns = mask is not None and mask.requires_grad and torch.is_grad_enabled()
     return learns or query.shape[-1] != value.shape[-1]
 
@@ -82,3 +84,30 @@ def attend_at_once(
         dtype = torch.get_autocast_dtype("cpu")
         operands = [tensor.to(dtype) if tensor is not None else None for tensor in operands]
     return _Attention.apply(is_causal, *operands)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def is_scattered(mask: Tensor | None) -> bool:
+    """Whether a mask keeps every kernel of CUDA out (aten/native/transformers/sdp_utils_cpp.h,
+    check_last_dim_stride_equals_1_dense)."""
+    return mask is not None and mask.shape[-1] > 1 and mask.stride(-1) != 1
+
+
+def attend_step_by_step(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
+) -> Tensor:
+    """As torch's `_scaled_dot_product_attention_math` does it on CUDA: in fp32, and with a mask of
+    what dropout keeps."""
+    dtype = query.dtype
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    with torch.autocast("cpu", enabled=False):
+        query, key, value = (part.to(dtype).float() for part in (query, key, value))
+        scale = query.shape[-1] ** -0.25
+        scores = (query * scale) @ (key * scale).transpose(-2, -1)
+        if mask is not None:
+            scores = scores + mask.to(dtype)
+        shares = torch.ops.aten._softmax(scores, -1, False)
+        if dropout > 0:
+            shares = torch.native_dropout(shares, dropout, True)[0]
+        out: Tensor = shares @ value
+        return out.to(dtype)

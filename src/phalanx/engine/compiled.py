@@ -34,27 +34,29 @@ class CompiledLoss:
     def __init__(self, recipe: Recipe, blocks: list[Block]) -> None:
         self._recipe = recipe
         self._code = _Code()
+        self._found = blocks
         self._blocks: list[Block] = []
         if are_alike(blocks):
-            self.compile_blocks(blocks)
+            self._compile_blocks()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether model and loss are one."""
-        return not self._blocks
-
-    def compile_blocks(self, blocks: list[Block]) -> None:
-        """Each alone; as it is where blocks are alike, and where they are checkpointed."""
-        for _, block in blocks:
+    def _compile_blocks(self) -> None:
+        for _, block in self._found:
             block.forward = _Part(self._code, block.forward, block)
-        self._blocks = blocks
+        self._blocks = self._found
+
+    def prepare_checkpointing(self, run: Callable[[], object]) -> None:
+        """Blocks that are checkpointed are compiled one at a time, alike or not, and traced in a
+        run of their own: the tracing must not be what checkpointing sees."""
+        if self._found and not self._blocks:
+            self._compile_blocks()
+            run()
 
     def on(self, device: Device) -> None:
         """Count there from now on."""
         self._code.device = device
 
     def __call__(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
-        if self.is_whole:
+        if not self._blocks:
             return self._compiled(functools.partial(self._recipe.loss, model), model, batch, keys)
         # Compiled code ends where the model is called, and begins again with its answer.
         try:

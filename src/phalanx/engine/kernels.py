@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from phalanx.engine.workspaces import convolution_workspace, recurrent_workspace
 from phalanx.planner.operators import Kind
 
 Dimensions = tuple[int, int, int, int]
@@ -62,7 +63,22 @@ def kernels_of(call: Call) -> list[Kernel]:
     read = call.tensors()
     if call.name in _OVERWRITE:
         read = [tensor for tensor in read if tensor is not call.out[0]]
-    return [Kernel("memory", call.name, [*read, *call.out])]
+    kind: Kind = "copy" if call.name in _COPIES else "memory"
+    return [Kernel(_REDUCTIONS.get(call.name, kind), call.name, [*read, *call.out])]
+
+
+def workspace_of(call: Call, *, is_exact: bool) -> int:
+    """Bytes that a library takes while a call runs; `is_exact`: fp32 products without TF32."""
+    if call.name in ("convolution", "convolution_backward"):
+        out = call.out[0] if call.name == "convolution" else call["grad_output"]
+        return convolution_workspace(
+            call["input"], call["weight"], out, call["stride"], call["groups"], is_exact=is_exact
+        )
+    if call.name in ("recurrence", "recurrence_backward"):
+        units = call["weights"][1].shape[1]
+        sizes = (call["gates"], call["layers"], call["directions"])
+        return recurrent_workspace(call["input"], units, *sizes)
+    return 0
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -84,6 +100,13 @@ _EMPTY = ("empty", "new_empty")
 _VIEWS_IN_PLACE = ("transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "set_")
 _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
 """What they write to is not read."""
+
+
+_COPIES = ("_to_copy", "clone", "copy_", "contiguous")
+_REDUCTIONS: dict[str, Kind] = dict.fromkeys(
+    ("sum", "mean", "amax", "amin", "max", "min", "argmax", "cumsum", "linalg_vector_norm", "var"),
+    "reduction",
+)
 
 
 def _is_view(call: Call) -> bool:
@@ -146,13 +169,14 @@ def _convolution_backward(call: Call) -> list[Kernel]:
         name = f"{call.name} weight"
         kernels.append(Kernel("product", name, [grad, x, weight], (groups, n, k, rows)))
     if wants_bias:
-        kernels.append(Kernel("memory", "sum", [grad, call.out[-1]]))
+        kernels.append(Kernel("reduction", "sum", [grad, call.out[-1]]))
     return kernels
 
 
 def _attention(call: Call) -> list[Kernel]:
     q, k, v = call["query"], call["key"], call["value"]
-    flops = 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+    heads, (rows, width), columns = math.prod(q.shape[:-2]), q.shape[-2:], k.shape[-2]
+    flops = 2 * heads * rows * columns * (width + v.shape[-1])
     name, touched = "attention", [q, k, v, call.out[0]]
     if call.name.endswith("_backward"):
         # Five products against two.
@@ -161,9 +185,10 @@ def _attention(call: Call) -> list[Kernel]:
     mask = call["attn_mask"] if call["attn_mask"] is not None else call["attn_bias"]
     if mask is not None:
         touched.append(mask)
+        name += " masked"
     if call["is_causal"]:
         name += " causal"
-    return [Kernel("attention", name, touched, flops=flops)]
+    return [Kernel("attention", name, touched, (heads, rows, columns, width), flops)]
 
 
 def _recurrence(call: Call) -> list[Kernel]:
@@ -198,12 +223,12 @@ def _scatter(call: Call) -> list[Kernel]:
     table, *others = call.tensors()
     rows = [tensor for tensor in others if tensor.is_floating_point()]
     copied = [] if call.name.endswith("_") else [table, *call.out]
-    return [Kernel("memory", call.name, [*others, *rows, *rows, *copied])]
+    return [Kernel("reduction", call.name, [*others, *rows, *rows, *copied])]
 
 
 def _embedding_backward(call: Call) -> list[Kernel]:
     grad, indices = call["grad_output"], call["indices"]
-    return [Kernel("memory", call.name, [grad, indices, grad, *call.out])]
+    return [Kernel("reduction", call.name, [grad, indices, grad, *call.out])]
 
 
 def _part_backward(call: Call) -> list[Kernel]:
@@ -219,14 +244,23 @@ def _nll_loss(call: Call) -> list[Kernel]:
 
 
 def _max_pool_backward(call: Call) -> list[Kernel]:
-    return [Kernel("memory", call.name, [call["grad_output"], call["indices"], *call.out])]
+    return [Kernel("reduction", call.name, [call["grad_output"], call["indices"], *call.out])]
 
 
-def _statistics(call: Call) -> list[Kernel]:
-    """Norms whose statistics take a pass of their own over what they normalise."""
-    read = call.tensors()
-    twice = [t for t in (call["input"], call["grad_out"]) if t is not None]
-    return [Kernel("memory", call.name, [*read, *twice, *call.out])]
+def _norm(call: Call) -> list[Kernel]:
+    """Rows of what is normalised together, their number and their length; a block of threads has a
+    row. Where statistics take a pass of their own, inputs are read twice."""
+    x, read = call["input"], call.tensors()
+    twice = [t for t in (x, call["grad_out"]) if t is not None]
+    if "batch_norm" in call.name:
+        rows = x.shape[1]
+    elif "group_norm" in call.name:
+        rows = x.shape[0] * call["group"]
+    else:
+        rows = x.numel() // math.prod(call["normalized_shape"])
+        twice = twice if call.name.endswith("_backward") else []
+    dimensions = (1, rows, x.numel() // rows, 1)
+    return [Kernel("norm", call.name, [*read, *twice, *call.out], dimensions, 1)]
 
 
 _GATHERS = "embedding index index_select gather take take_along_dim _unsafe_index"
@@ -237,7 +271,8 @@ _SCATTERS = (
 _NORMS = (
     "native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm "
     "native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward native_group_norm "
-    "native_group_norm_backward native_layer_norm_backward _fused_rms_norm_backward"
+    "native_group_norm_backward native_layer_norm native_layer_norm_backward _fused_rms_norm "
+    "_fused_rms_norm_backward"
 )
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("mm", "bmm", "mv"), _mm),
@@ -256,5 +291,5 @@ _RULES: dict[str, Rule] = {
         _nll_loss,
     ),
     "max_pool2d_with_indices_backward": _max_pool_backward,
-    **dict.fromkeys(_NORMS.split(), _statistics),
+    **dict.fromkeys(_NORMS.split(), _norm),
 }

@@ -75,19 +75,23 @@ class Recorder:
         self._times: dict[Operator, int] = {}
         self._names: dict[Operator, str] = {}
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def record(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Call | None:
         """Count a call that returned `out`; what returns no tensor is a question of the host."""
         outs = list(tensors_in((out,)))
         if not outs:
-            return
+            return None
         # A forward that is run again in backward is time of backward.
         phase: Phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-        for kernel in kernels_of(Call(func, args, kwargs, outs)):
+        call = Call(func, args, kwargs, outs)
+        for kernel in kernels_of(call):
             self._add(kernel, phase)
+        return call
 
     def _add(self, kernel: Kernel, phase: Phase) -> None:
         operator = self._operator(kernel, phase)
-        if kernel.kind in ("memory", "view"):
+        if kernel.kind in ("memory", "copy", "reduction", "view"):
             # What they are called changes nothing in what they take: alike by size alone.
             operator = operator._replace(name="")
         self._times[operator] = self._times.get(operator, 0) + 1

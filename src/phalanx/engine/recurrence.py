@@ -22,9 +22,9 @@ for _schema in (
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """By the function that torch.nn's layers call in `torch._VF`."""
-# Numbers that a step of one unit leaves for backward: its gates and its output, in an LSTM the cell
-# too, in a GRU the product with the state before it is gated. cuDNN does not say what it keeps.
-_KEPT = {4: 6, 3: 5, 1: 2}
+# Numbers that a step of one unit leaves for backward, by the number of gates, and one more for each
+# layer but the last, whose output is kept. cuDNN does not say: benchmarks/planner/workspaces.py.
+_KEPT = {4: 5, 3: 6, 1: 1}
 
 
 @torch.library.register_fake("phalanx::recurrence", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -39,11 +39,15 @@ def _forward(
     steps, samples = input.shape[:2]
     units = weights[0].shape[0] // gates
     output = input.new_empty(steps, samples, directions * hidden[0].shape[-1])
-    reserve = (steps, samples, _KEPT[gates] * units)
+    kept = [_KEPT[gates] + (layer < layers - 1) for layer in range(layers)]
     return [
         output,
         *(torch.empty_like(state) for state in hidden),
-        *(input.new_empty(reserve) for _ in range(layers * directions)),
+        *(
+            input.new_empty(steps, samples, count * units)
+            for count in kept
+            for _ in range(directions)
+        ),
     ]
 
 

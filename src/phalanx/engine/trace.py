@@ -20,11 +20,14 @@ from phalanx.engine.parameters import list_weights
 from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.engine.tensor_file import as_bytes
 from phalanx.errors import Finding, UserError, errors_of
-from phalanx.planner.trace import Trace
+from phalanx.planner.trace import FetchTime, Trace
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.load import load_recipe, recipe_fingerprint
 
-_TIMED = 32  # samples whose fetch is timed
+_TIMED = 32  # samples whose fetch is timed, as one time for each
+_FEW, _MANY = 8, 8192  # samples of the fetches that a line is drawn through, as far as
+_TIMED_S = 0.5  # the larger one may be expected to take no longer,
+_TIMED_BYTES = 2**28  # and no more memory
 _PROBED = 4  # samples hashed per split: enough to tell one data set from another
 
 
@@ -104,11 +107,13 @@ def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
         fetch_s=fetch_seconds(train),
+        fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,
         checkpointed_operators=activations.checkpointed_operators,
+        activations_sampled=activations.sampled,
         activations_unknown=activations.unknown,
         compiled_unknown=activations.compiled_unknown,
     )
@@ -141,14 +146,35 @@ def _hash_samples(digest: Any, data: Any) -> None:
 
 def fetch_seconds(data: Any) -> float:
     """Seconds per sample of a batched fetch; the second of two, since the first opens files."""
-    ids = np.arange(min(len(data), _TIMED), dtype=np.int64)
+    size = min(len(data), _TIMED)
+    return _second_fetch(data, size) / size
+
+
+def fetch_time(data: Any, sample_bytes: int) -> FetchTime:
+    """What a call of a batched fetch takes and what each sample adds: a line through a few samples
+    and as many more as fetch in half a second. A vectorised fetch takes hardly more for all."""
+    few = min(len(data), _FEW)
+    few_s = many_s = _second_fetch(data, few)
+    many = few
+    most = min(len(data), _MANY, _TIMED_BYTES // max(1, sample_bytes))
+    while 4 * many <= most and 4 * many_s < _TIMED_S:
+        many *= 4
+        many_s = _second_fetch(data, many)
+    if many == few:
+        return FetchTime(0.0, few_s / few)
+    per_sample = max(0.0, many_s - few_s) / (many - few)
+    return FetchTime(max(0.0, many_s - per_sample * many), per_sample)
+
+
+def _second_fetch(data: Any, size: int) -> float:
+    ids = np.arange(size, dtype=np.int64)
     fetch = choose_fetch(data)
     seconds = 0.0
     for _ in range(2):
         started = time.perf_counter()
         fetch(ids, ids)
         seconds = time.perf_counter() - started
-    return seconds / len(ids)
+    return seconds
 
 
 def _broken(spec: str, error: Exception) -> Finding:

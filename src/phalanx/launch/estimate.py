@@ -12,9 +12,16 @@ from phalanx.launch.prepare import Prepared, Source, prepare
 from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, parse_machine
+from phalanx.planner.forecast import Forecast
+from phalanx.planner.plan import Plan
 from phalanx.planner.resize import on_ranks
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace import Trace
+
+STEPS = (5000, 10000, 20000)
+"""That one GPU and all are compared for."""
+_MOST = 1_000_000_000  # as in a job file
+_STATED_SPREAD = 0.1  # relative half-width of a step's time that was measured
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Saved:
 class Estimate:
     """A job on some number of GPUs."""
 
+    recipe: str
     machine: str
     ranks: int
     num_samples: int
@@ -53,6 +61,9 @@ class Estimate:
     bottleneck: str
     source: str
     saved: list[Saved]
+    device: str = "cuda"
+    price: float | None = None
+    """Of one GPU for an hour."""
 
     @property
     def efficiency(self) -> float:
@@ -70,11 +81,15 @@ class Estimate:
     def gpu_hours(self) -> float:
         return self.ranks * self.total_s / 3600
 
+    @property
+    def cost(self) -> float | None:
+        return None if self.price is None else round(self.gpu_hours * self.price, 2)
+
     def interval(self, value: float) -> tuple[float, float]:
         return value / (1 + self.spread), value * (1 + self.spread)
 
     def to_json(self) -> dict[str, Any]:
-        derived = ("efficiency", "epoch_s", "total_s", "gpu_hours")
+        derived = ("efficiency", "epoch_s", "total_s", "gpu_hours", "cost")
         low, high = self.interval(self.total_s)
         return {
             **asdict(self),
@@ -89,15 +104,16 @@ def estimate_job(
     source: Source,
     overrides: Sequence[Override | str],
     *,
-    gpus: int | None,
-    gpu: str | None,
-    dataset_size: int | None,
-    step_time: float | None,
-    steps: Sequence[int],
+    gpus: int | None = None,
+    gpu: str | None = None,
+    dataset_size: int | None = None,
+    step_time: float | None = None,
+    steps: Sequence[int] = STEPS,
+    price: float | None = None,
 ) -> tuple[Estimate, list[Finding]]:
     """The job on `gpus` cards named `gpu`, or like those that are here; `step_time` is what one GPU
-    was measured to take for a step."""
-    _check_numbers(gpus, dataset_size, step_time, steps)
+    was measured to take for a step, `price` that of a GPU for an hour."""
+    _check_numbers(gpus, dataset_size, step_time, steps, price)
     other = parse_machine(f"{gpus or 1}x {gpu}") if gpu is not None else None
     prepared = prepare(
         source,
@@ -110,7 +126,8 @@ def estimate_job(
     if gpus is not None and other is None and machine.accelerator != "cuda":
         raise UserError(_which_gpu(gpus, machine))
     ranks = gpus or prepared.plan.ranks.value
-    return _estimate(prepared, ranks, step_time, steps), prepared.findings
+    found = _estimate(prepared, ranks, step_time, steps)
+    return replace(found, price=price), prepared.findings
 
 
 def _estimate(
@@ -122,21 +139,28 @@ def _estimate(
     )
     forecast, speedup = plan.forecast, plan.speedup.value
     if forecast is None and step_time is None:
-        raise UserError(_unpredicted(prepared.trace))
+        raise UserError(_unpredicted(prepared))
     # A step of one GPU has the batch of one GPU where the job states the batch per GPU.
     alone = on_ranks(prepared.job, prepared.machine, 1)
     one, _ = solve_plan(alone.job, alone.machine, prepared.trace, calibration=prepared.calibration)
     share = plan.global_batch_size.value / one.global_batch_size.value
-    if step_time is not None:
-        one_s, step_s = step_time, step_time * share / speedup
-    else:
+    if step_time is None:
         assert forecast is not None and one.forecast is not None
-        one_s, step_s = one.forecast.step_s, forecast.step_s
+        one_s, step_s, spread = one.forecast.step_s, forecast.step_s, forecast.spread
+        source = plan.step_s.reason
+    else:
+        one_s, step_s, spread = step_time, step_time * share / speedup, _STATED_SPREAD
+        source = f"--step-time {step_time:g}"
+        if forecast is not None and ranks > 1:
+            step_s, spread = _from_stated(plan, forecast, step_time, one.global_batch_size.value)
+            speedup = share * step_time / step_s
+            source += f", shared out; beside it: {plan.step_s.reason}"
     epochs = plan.total_steps.value / plan.steps_per_epoch.value
     energy = forecast.energy_kwh if forecast is not None else None
     if energy is not None and forecast is not None:
         energy *= step_s / forecast.step_s
     return Estimate(
+        recipe=prepared.job.recipe,
         machine=scaled.machine.title,
         ranks=ranks,
         num_samples=plan.num_samples.value,
@@ -149,12 +173,30 @@ def _estimate(
         step_s=step_s,
         one_step_s=one_s,
         speedup=speedup,
-        spread=0.1 if step_time is not None or forecast is None else forecast.spread,
+        spread=spread,
         energy_kwh=energy,
         bottleneck=forecast.bottleneck if forecast is not None else "unknown",
-        source="--step-time" if step_time is not None else plan.step_s.reason,
+        source=source,
+        device=plan.device.value,
         saved=[Saved(count, count * one_s * share, count * step_s) for count in steps],
     )
+
+
+def _from_stated(
+    plan: Plan, forecast: Forecast, step_time: float, samples: int
+) -> tuple[float, float]:
+    """(a step of all ranks, its spread) when one rank takes `step_time` for `samples` samples: as
+    much for each sample of the busiest rank, and never less than the host takes to start the
+    operators; what ranks lose to each other is as predicted."""
+    busiest = min(
+        plan.global_batch_size.value, plan.accumulation.value * plan.micro_batch_size.value
+    )
+    computing = max(step_time * busiest / samples, forecast.host_s)
+    waiting = computing * forecast.waiting_s / forecast.compute_s
+    rest = computing + waiting + forecast.exposed_s
+    step_s = max(rest, forecast.loader_s)
+    exchange = forecast.exposed_s / step_s
+    return step_s, (1 - exchange) * _STATED_SPREAD + exchange * forecast.spread
 
 
 def _of_size(dataset_size: int | None) -> AskTrace:
@@ -173,21 +215,31 @@ def _of_size(dataset_size: int | None) -> AskTrace:
 
 
 def _check_numbers(
-    gpus: int | None, dataset_size: int | None, step_time: float | None, steps: Sequence[int]
+    gpus: int | None,
+    dataset_size: int | None,
+    step_time: float | None,
+    steps: Sequence[int],
+    price: float | None,
 ) -> None:
-    given = {
+    given: dict[str, float | None] = {
         "--gpus": gpus,
         "--dataset-size": dataset_size,
         "--step-time": step_time,
+        "--price": price,
         **{f"--steps {count}": count for count in steps},
     }
-    wrong = {name: value for name, value in given.items() if value is not None and value <= 0}
+    wrong = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not 0 < value <= _MOST  # a number that is none is neither
+    }
     if wrong:
         raise UserError(
             [
                 Finding(
                     slug="estimate-numbers",
-                    what=f"{name.split()[0]} is {value}, it must be more than 0",
+                    what=f"{name.split()[0]} is {value:,}, it must be more than 0 and at most "
+                    f"{_MOST:,}",
                     why="read from the command line",
                     fix="phalanx estimate digits --dataset-size 1000 --epochs 100 --gpus 16 "
                     '--gpu "RTX 2080"',
@@ -206,10 +258,12 @@ def _which_gpu(gpus: int, machine: Machine) -> Finding:
     )
 
 
-def _unpredicted(trace: Trace) -> Finding:
+def _unpredicted(prepared: Prepared) -> Finding:
+    trace = prepared.trace
     return Finding(
         slug="time-unknown",
         what="the time of a step cannot be predicted for this recipe",
         why=f"its model could not be traced: {trace.activations_unknown or 'no operators'}",
-        fix="measure one GPU's step and give it: --step-time 0.25",
+        fix=f"phalanx bench {prepared.job.recipe}, where such a GPU is; or give a step's time that "
+        "you know: --step-time 0.25",
     )

@@ -9,6 +9,7 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu, Machine
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.trace import FetchTime
 
 # bf16 tensor cores and TF32 exist from compute capability 8.0 on
 # (docs.nvidia.com/cuda/cuda-c-programming-guide, "Compute Capability 8.x").
@@ -209,7 +210,7 @@ def choose_threads(
 
 
 def choose_workers(
-    job: Job, placement: Placement, machine: Machine, *, fetch_s: float | None, micro: int
+    job: Job, placement: Placement, machine: Machine, *, fetch: FetchTime | None, micro: int
 ) -> Decision[int]:
     """Loader processes per rank."""
     if job.loader.workers != "auto":
@@ -217,8 +218,8 @@ def choose_workers(
     device = placement.device.value
     if device != "cuda":
         return Decision(0, f"on {device} the cores that would load are the ones that compute")
-    if fetch_s is not None and fetch_s * micro < _QUICK_FETCH_S:
-        took = f"fetching {micro} samples takes {1000 * fetch_s * micro:.2f} ms"
+    if fetch is not None and fetch.at(micro) < _QUICK_FETCH_S:
+        took = f"fetching {micro} samples takes {1000 * fetch.at(micro):.2f} ms"
         return Decision(0, f"{took}: a loader process would cost more than it saves")
     share = machine.cpu.usable_cores // placement.node_ranks
     count = min(_MAX_AUTO_WORKERS, share)

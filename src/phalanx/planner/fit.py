@@ -16,8 +16,9 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.machine.catalogue import CATALOGUE
 from phalanx.planner.footprint import Parts
-from phalanx.planner.memory import FULL, make_footprint, predict_parts
+from phalanx.planner.memory import make_footprint, predict_parts
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import room_for
 from phalanx.planner.shares import largest_share, layout_of, weights_of
 from phalanx.planner.trace import Trace
 
@@ -34,7 +35,7 @@ class _Attempt(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.needed <= FULL * self.there  # room is left in what is proposed
+        return self.needed <= room_for(self.there, ranks=2)  # room is left in what is proposed
 
     def __str__(self) -> str:
         return f"{self.change}: {format_bytes(self.needed)} of {format_bytes(self.there)}"
@@ -64,7 +65,7 @@ def fit_findings(
     if there is None:
         return []
     planned = predict_parts(plan)
-    unknown = [_unknown(trace)] if trace.activations_unknown else []
+    unknown = [_unknown(job, trace)] if _is_unknown(trace, planned) else []
     if not unknown and plan.compile.value == "on" and planned.activations is None:
         unknown = [_compiled_unknown(trace)]
     if planned.total <= there:
@@ -80,14 +81,18 @@ def fit_findings(
     return [*unknown, _does_not_fit(plan, least, there, cards, attempts)]
 
 
-def _unknown(trace: Trace) -> Finding:
+def _is_unknown(trace: Trace, planned: Parts) -> bool:
+    return trace.activations_unknown is not None and planned.activations is None
+
+
+def _unknown(job: Job, trace: Trace) -> Finding:
     return Finding(
         slug="activations-unknown",
         what="memory is predicted without activations: more is needed than the plan says",
         why="the loss was run on tensors that have shapes and no values: "
         f"{trace.activations_unknown}",
-        fix="nothing, where the loss looks at values of tensors; otherwise mend the recipe or its "
-        "options, since training would fail in the same way",
+        fix=f"phalanx bench {job.recipe}, which measures steps on this machine's device: plans are "
+        "made with them from then on; or mend the recipe where training would fail in the same way",
         severity="warning",
     )
 

@@ -86,6 +86,8 @@ class Footprint:
     checkpointed_with_gradients: list[Line] | None = None
     """Activations and those gradients that are there at the same time."""
     workspace_bytes: int = 0
+    source: str | None = None
+    """How activations are known, where a run on tensors without values was not enough."""
     unknown: str | None = None
     """Why activations are not known."""
 

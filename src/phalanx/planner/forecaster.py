@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from phalanx.errors import format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
-from phalanx.machine.calibration import Calibration
+from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.batch import deal
 from phalanx.planner.communication import Exchange, Ring, exchange_ddp, exchange_sharded, make_ring
 from phalanx.planner.compiled import time_code
@@ -18,11 +18,12 @@ from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.devices import Placement
 from phalanx.planner.footprint import COMPILED
 from phalanx.planner.forecast import Forecast
-from phalanx.planner.measured import correction
+from phalanx.planner.measured import Correction, correction
 from phalanx.planner.measuring import measured_steps
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.rates import Rates
+from phalanx.planner.probed import probe_seconds
+from phalanx.planner.rates import HOST_STEP_S, Rates
 from phalanx.planner.shares import layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
@@ -30,6 +31,8 @@ from phalanx.planner.trace import Trace
 # Ranks wait for the slowest of them in every step. A rank's own steps differ by this much from one
 # another (standard deviation; benchmarks/planner, H200).
 _JITTER = 0.04
+# Other samples than those that were looked at may take another path through the model.
+_SAMPLED = 1.5  # times the spread
 
 
 class Computing(NamedTuple):
@@ -39,9 +42,13 @@ class Computing(NamedTuple):
     device_s: float
     host_s: float
 
-    def scaled(self, factor: float) -> Computing:
-        one = Compute(*(factor * seconds for seconds in astuple(self.one)))
-        return Computing(one, factor * self.device_s, factor * self.host_s)
+    def corrected(self, factors: Correction) -> Computing:
+        one = Compute(
+            factors.device * self.one.forward_s,
+            factors.device * self.one.backward_s,
+            factors.host * self.one.host_s,
+        )
+        return Computing(one, factors.device * self.device_s, factors.host * self.host_s)
 
 
 @dataclass(frozen=True)
@@ -56,21 +63,20 @@ class Forecaster:
     calibration: Calibration | None = None
 
     def __call__(self, plan: Plan) -> Forecast | None:
-        """None where the operators are not known."""
+        """None where neither the operators are known nor steps were measured."""
         is_checkpointed = plan.activation_checkpointing.value
         known = self.trace.checkpointed_operators if is_checkpointed else self.trace.operators
         precision = plan.precision.value
         traced = "bf16" if precision in ("bf16", "fp16") else "fp32"
         operators = known.get(traced + COMPILED * (plan.compile.value == "on"))
-        if not operators:
-            return None
         batch, ranks = plan.batch, plan.ranks.value
         slots = deal(batch.num_slots, 0, ranks)[1]
         micro = ceil(batch.global_batch_size / batch.num_slots)
         samples = min(batch.global_batch_size, slots * micro)
-        predicted = self._computing(plan, operators, micro, slots)
-        factor, spread = self._correction(plan, operators, micro)
-        one, device, host = predicted.scaled(factor)
+        found = self._predicted(plan, operators or [], micro, slots)
+        if found is None:
+            return None
+        (one, device, host), spread, source = found
         loader, on_host = self._loader_s(plan, samples)
         host += on_host
         compute = self._together(device, host)
@@ -113,8 +119,30 @@ class Forecaster:
             duration_s=duration,
             energy_kwh=ranks * power * duration / 3.6e6 if power is not None else None,
             gpu_hours=ranks * duration / 3600,
-            source=f"{self.rates.source}; {ring.text}" if ranks > 1 else self.rates.source,
+            source=f"{source}; {ring.text}" if ranks > 1 else source,
         )
+
+    def _predicted(
+        self, plan: Plan, operators: list[Operator], micro: int, slots: int
+    ) -> tuple[Computing, float, str] | None:
+        """Computing, its spread and where the rates are from: by operators, else as measured."""
+        if operators:
+            factors = self._correction(plan, operators, micro)
+            computing = self._computing(plan, operators, micro, slots).corrected(factors)
+            return computing, factors.spread, self.rates.source
+        probed = probe_seconds(self._measured_steps(plan), micro)
+        if probed is None or self.calibration is None:
+            return None
+        seconds, spread = probed
+        one = Compute(seconds / 3, seconds * 2 / 3, 0.0)  # as in most models
+        source = f"steps of this job, bench of {self.calibration.measured_at[:10]}"
+        return Computing(one, slots * seconds, 0.0), spread, source
+
+    def _measured_steps(self, plan: Plan) -> list[MeasuredStep]:
+        """Of this job, on such a device."""
+        if self.calibration is None or self.calibration.device != self.rates.driver_name:
+            return []
+        return measured_steps(self.calibration, plan)
 
     def _computing(
         self, plan: Plan, operators: list[Operator], micro: int, slots: int
@@ -123,23 +151,24 @@ class Forecaster:
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)
-        return Computing(one, device, slots * one.host_s)
+        return Computing(one, device, slots * one.host_s + self.rates.host * HOST_STEP_S)
 
     def _together(self, device_s: float, host_s: float) -> float:
         """On a CPU the host is the device; otherwise it runs ahead of it."""
         return device_s + host_s if self.rates.kind == "cpu" else max(device_s, host_s)
 
-    def _correction(self, plan: Plan, operators: list[Operator], micro: int) -> tuple[float, float]:
+    def _correction(self, plan: Plan, operators: list[Operator], micro: int) -> Correction:
         """What measured steps of this job say about the prediction, and its spread."""
-        if self.calibration is None or self.calibration.device != self.rates.driver_name:
-            return 1.0, self.rates.spread
-        steps = measured_steps(self.calibration, plan)
+        is_sampled = self.trace.activations_sampled is not None
+        spread = self.rates.spread * (_SAMPLED if is_sampled else 1.0)
 
-        def predict(micro_batch: int, slots: int) -> float:
+        def predict(micro_batch: int, slots: int) -> tuple[float, float]:
             computing = self._computing(plan, operators, micro_batch, slots)
-            return self._together(computing.device_s, computing.host_s)
+            return computing.device_s, computing.host_s
 
-        return correction(steps, micro, predict) or (1.0, self.rates.spread)
+        is_one = self.rates.kind == "cpu"
+        found = correction(self._measured_steps(plan), micro, predict, is_one=is_one)
+        return found or Correction(1.0, 1.0, spread)
 
     def _gradient_bytes(self, plan: Plan) -> int:
         """Of the whole model, whatever a rank keeps of them."""
@@ -160,7 +189,9 @@ class Forecaster:
 
     def _loader_s(self, plan: Plan, samples: int) -> tuple[float, float]:
         """(what loader processes take for a step, what the training process itself takes)."""
-        fetch = (self.trace.fetch_s or 0.0) * samples
+        micro = plan.batch.largest_slot  # fetched at a time
+        line = self.trace.fetch_time()
+        fetch = samples / micro * line.at(micro) if line is not None else 0.0
         workers = plan.workers.value
         if workers == 0:
             return 0.0, fetch

@@ -9,8 +9,9 @@ from typing import Any
 
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.batch import BatchPlan
-from phalanx.planner.memory import FULL, predict_parts, with_memory
+from phalanx.planner.memory import predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import room_for
 
 _STEPS = 1_000_000  # of a feed that is measured and then dropped
 
@@ -116,4 +117,6 @@ def _may_fit(plan: Plan, micro_batch: int) -> bool:
         return False
     if plan.has_batchnorm and micro_batch < 2:
         return False
-    return plan.device_bytes is None or predict_parts(at).total <= FULL * plan.device_bytes
+    if plan.device_bytes is None:
+        return True
+    return predict_parts(at).total <= room_for(plan.device_bytes, plan.ranks.value)

@@ -13,10 +13,9 @@ from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import describe_room, process_bytes, room_for
 from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
 from phalanx.planner.trace import Trace
-
-FULL = 0.85  # the rest is for CUDA's own memory, NCCL's buffers and what fragments
 
 
 def make_footprint(
@@ -37,8 +36,11 @@ def make_footprint(
     gradients = share.gradients
     if layout.stage == 1:  # whole until backward is over
         gradients = whole_gradients(weights, layout)
+    traced = "bf16" if is_half else "fp32"
+    if precision == "tf32" and "tf32" in trace.activation_bytes:
+        traced = "tf32"
     is_compiled = job.compile == "on"
-    traced = ("bf16" if is_half else "fp32") + COMPILED * is_compiled
+    traced += COMPILED * is_compiled
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     gathered = _gathered(job, trace, is_half, strategy)
@@ -61,6 +63,11 @@ def make_footprint(
             trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
         ),
         workspace_bytes=_workspaces(cards),
+        source=(
+            f"run with the values of real samples: {trace.activations_sampled}"
+            if trace.activations_sampled
+            else None
+        ),
         unknown=trace.activations_unknown or (trace.compiled_unknown if is_compiled else None),
     )
 
@@ -171,6 +178,8 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
     if parts.activations is None:
         why = plan.footprint.unknown if plan.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"
+    elif plan.footprint is not None and plan.footprint.source is not None:
+        reason += f"; {plan.footprint.source}"
     if plan.device_bytes is not None:
         share = round(100 * parts.total / plan.device_bytes)
         reason += f"; {share} % of {format_bytes(plan.device_bytes)}"
@@ -179,7 +188,11 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
 
 def with_memory(plan: Plan) -> Plan:
     """The plan with its own prediction."""
-    return replace(plan, memory_bytes=predict_memory(plan))
+    memory = predict_memory(plan)
+    held: Decision[int | None] = Decision(None, "only CUDA's is predicted")
+    if plan.device.value == "cuda" and memory.value is not None:
+        held = Decision(*process_bytes(memory.value, plan.ranks.value))
+    return replace(plan, memory_bytes=memory, process_bytes=held)
 
 
 def smallest_memory(cards: Iterable[Gpu]) -> int | None:
@@ -217,8 +230,8 @@ def _by_prediction(plan: Plan, previous: Plan | None) -> Decision[bool]:
     without = predict_parts(plan, is_checkpointed=False)
     if without.activations is None:
         return Decision(False, "auto: activations could not be predicted")
-    limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
-    if without.total <= FULL * plan.device_bytes:
+    limit = describe_room(plan.device_bytes, plan.ranks.value)
+    if without.total <= room_for(plan.device_bytes, plan.ranks.value):
         return Decision(
             False, f"auto: {format_bytes(without.total)} without it, which is within {limit}"
         )

@@ -15,8 +15,9 @@ from phalanx.job.schema import Job
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import micro_batches_per_rank
 from phalanx.planner.forecast import Forecast
-from phalanx.planner.memory import FULL, choose_activation_checkpointing, predict_parts, with_memory
+from phalanx.planner.memory import choose_activation_checkpointing, predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import describe_room, room_for
 
 _ALIKE = 0.97  # of the best predicted speed: the simpler choice is taken
 _SHOWN = 6
@@ -87,7 +88,8 @@ def _is_open(job: Job, plan: Plan, previous: Plan | None) -> bool:
 def _ways(job: Job, plan: Plan) -> Iterator[Plan]:
     """Plans to choose from, the simplest first: kept activations, then fewer micro-batches."""
     choices = [plan.activation_checkpointing]
-    if job.activation_checkpointing == "auto" and plan.num_blocks:
+    is_known = plan.footprint is not None and plan.footprint.checkpointed is not None
+    if job.activation_checkpointing == "auto" and plan.num_blocks and is_known:
         choices = [
             Decision(False, "auto: activations are kept"),
             Decision(True, "auto: blocks run again in backward"),
@@ -118,7 +120,7 @@ def _sizes(batch: BatchPlan, ranks: int) -> list[int]:
 def _judge(plan: Plan, predict: Predict) -> Candidate:
     assert plan.device_bytes is not None
     size = predict_parts(plan).total
-    fits = size <= FULL * plan.device_bytes
+    fits = size <= room_for(plan.device_bytes, plan.ranks.value)
     return Candidate(plan, size, fits, predict(plan) if fits else None)
 
 
@@ -141,13 +143,16 @@ def _explained(candidate: Candidate, reason: str) -> Plan:
 
 def _limit(plan: Plan) -> str:
     assert plan.device_bytes is not None
-    return f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+    return describe_room(plan.device_bytes, plan.ranks.value)
 
 
 def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:
     """What lost, the best first, and what nearly fitted."""
     others = [candidate for candidate in found if candidate is not chosen]
-    ranked = sorted(others, key=lambda c: (not c.is_fitting, -c.rate, c.bytes))
+    slower = sorted((c for c in others if c.is_fitting), key=lambda c: (-c.rate, c.bytes))
+    too_large = sorted((c for c in others if not c.is_fitting), key=lambda c: c.bytes)
+    # The one that nearly fitted is what people ask for first.
+    ranked = [*slower[: _SHOWN - len(too_large[:1])], *too_large]
     return [
         {
             "choice": candidate.words,

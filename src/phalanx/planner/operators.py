@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from phalanx.planner.footprint import Line
 
-Kind = Literal["product", "attention", "recurrence", "memory", "view"]
+Kind = Literal["product", "attention", "recurrence", "norm", "copy", "reduction", "memory", "view"]
 Phase = Literal["forward", "backward"]
 
 
@@ -24,8 +24,9 @@ class Operator(NamedTuple):
 
     kind: Kind
     """`product` of matrices, and a convolution, which is one of unfolded windows; `attention` in
-    one kernel; `recurrence` of an RNN; `memory` for all that reads and writes more than it
-    computes; `view` for what only the host does."""
+    one kernel; `recurrence` of an RNN; `norm` of rows or channels; `copy`, also into another dtype;
+    `reduction` to far fewer numbers, or additions to rows of a table; `memory` for everything else
+    that reads and writes more than it computes; `view` for what only the host does."""
     phase: Phase
     dtype: str
     """What is computed in: `fp32`, `half` or `fp64`."""

@@ -9,13 +9,15 @@ from phalanx.machine import Gpu, Machine
 from phalanx.machine.calibration import Calibration, device_kind
 from phalanx.machine.catalogue import CATALOGUE, CatalogueGpu, match_gpu
 
-# Of an H200 with a 2.x GHz server CPU, fitted on the fitted half of benchmarks/planner; a host is
-# no part of the catalogue, and `phalanx bench` measures the one at hand.
-HOST_FORWARD_S = 9.0e-6
-HOST_BACKWARD_S = 6.5e-6
-HOST_VIEW_S = 2.2e-6
-KERNEL_S = 2.5e-6
-HOST_CALL_S = 5.0e-6  # what `bench` measures on that host: a small operator through autograd
+# What the host takes to start operators, fitted on the fitted half of benchmarks/planner: the
+# server beside an H200. A host is no part of the catalogue; `phalanx bench` measures this one,
+# and all of these follow what it takes for a small operator through autograd.
+HOST_MODULE_S = 47e-6  # a layer: Python, autocast, autograd
+HOST_CALL_S = 15e-6  # any other operator
+HOST_VIEW_S = 6e-6
+HOST_STEP_S = 2.0e-3  # a step besides its operators: samples, optimizer, bookkeeping
+MEASURED_CALL_S = 9.6e-6  # a small operator on that host, as `bench` measures it
+KERNEL_S = 1.7e-6
 # Shares of the peak that a large product and a large copy reach: ml-engineering, MAMF (77 to 87 %),
 # and benchmarks/planner.
 LARGE_PRODUCT_SHARE = 0.8
@@ -24,7 +26,7 @@ COPY_SHARE = 0.9
 # reached in products of the sizes that small models have; a core streams about 8 GB/s.
 _CORE_TFLOPS = 0.08 / 3
 _CORE_GB_PER_S = 8.0
-_CPU_CALL_S = 6e-6
+_CPU_CALL_S = 3.4e-6  # a small operator on a CPU, as `bench` measures it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +42,12 @@ class Rates:
     tflops: dict[str, float]
     """By `fp32`, `tf32`, `half` and `fp64`."""
     gb_per_s: float
+    is_hopper: bool = False
+    """Hopper or later: tensor cores that few kernels keep busy."""
     processors: int = 1
     """Streaming multiprocessors: what a small product cannot fill."""
-    host_forward_s: float = HOST_FORWARD_S
-    """Host time for an operator, forward in Python."""
-    host_backward_s: float = HOST_BACKWARD_S
-    host_view_s: float = HOST_VIEW_S
+    host: float = 1.0
+    """How slow the host is, over the one that the constants above are of."""
     kernel_s: float = KERNEL_S
     """The least a kernel takes."""
     board_w: float | None = None
@@ -86,10 +88,11 @@ def _cpu(machine: Machine, threads: int, calibration: Calibration | None) -> Rat
     """Measured with all cores, of which a rank has some."""
     share = threads / machine.cpu.usable_cores
     rate, stream = _CORE_TFLOPS * threads, _CORE_GB_PER_S * threads
-    source, spread = f"{threads} cores as cores usually are", 1.0
+    source, spread, call_s = f"{threads} cores as cores usually are", 1.0, _CPU_CALL_S
     if calibration is not None and calibration.device == machine.cpu.model:
         rate = share * calibration.product_tflops.get("fp32", rate / share)
         stream = share * (calibration.copy_gb_per_s or stream / share)
+        call_s = (calibration.host_call_us or 1e6 * call_s) * 1e-6
         source, spread = f"bench of {calibration.measured_at[:10]}", 0.5
     return Rates(
         kind="cpu",
@@ -97,8 +100,7 @@ def _cpu(machine: Machine, threads: int, calibration: Calibration | None) -> Rat
         driver_name=machine.cpu.model,
         tflops={"fp32": rate, "tf32": rate, "half": rate, "fp64": rate / 2},
         gb_per_s=stream,
-        host_forward_s=_CPU_CALL_S,
-        host_backward_s=_CPU_CALL_S,
+        host=call_s / MEASURED_CALL_S,
         kernel_s=0.0,
         source=source,
         spread=spread,
@@ -118,6 +120,7 @@ def _card(gpu: CatalogueGpu) -> Rates:
             "fp64": gpu.fp64_tflops or fp32 / 32,
         },
         gb_per_s=gpu.memory_gb_per_s or 500.0,
+        is_hopper=(gpu.compute_capability or (0, 0)) >= (9, 0),
         processors=gpu.processors,
         board_w=gpu.board_w,
     )
@@ -129,7 +132,6 @@ def _calibrated(rates: Rates, measured: Calibration | None, name: str | None = N
     if measured is None or measured.device != rates.driver_name:
         return rates
     host = measured.host_call_us
-    factor = host * 1e-6 / HOST_CALL_S if host and rates.kind == "cuda" else 1.0
     found = {
         "fp32": measured.product_tflops.get("fp32"),
         "tf32": measured.product_tflops.get("tf32"),
@@ -141,9 +143,7 @@ def _calibrated(rates: Rates, measured: Calibration | None, name: str | None = N
         rates,
         tflops={**rates.tflops, **peaks},
         gb_per_s=copied / COPY_SHARE if copied is not None else rates.gb_per_s,
-        host_forward_s=rates.host_forward_s * factor,
-        host_backward_s=rates.host_backward_s * factor,
-        host_view_s=rates.host_view_s * factor,
+        host=host * 1e-6 / MEASURED_CALL_S if host else rates.host,
         kernel_s=measured.kernel_us * 1e-6 if measured.kernel_us else rates.kernel_s,
         source=f"bench of {measured.measured_at[:10]}",
         spread=0.3,

@@ -15,9 +15,19 @@ from phalanx.planner.batch_size import expected_speedup, micro_batches_per_rank
 from phalanx.planner.memory import predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
 
+_FOLLOWING = ("step_s", "samples_per_s", "duration_s", "energy_kwh", "process_bytes")
+"""What follows from the choices, and is no choice."""
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """torch's settings for its allocator, since 2.9; PYTORCH_CUDA_ALLOC_CONF is its older name."""
 GROWING_SEGMENTS = "expandable_segments:True"
+
+
+def _untimed(plan: Plan, why: str) -> Plan:
+    """Without what was predicted of its time: the operators are not known here any more."""
+    gone: Decision[float | None] = Decision(None, f"not predicted again: {why}")
+    return replace(
+        plan, forecast=None, step_s=gone, samples_per_s=gone, duration_s=gone, energy_kwh=gone
+    )
 
 
 def halve_micro_batch(plan: Plan) -> Plan | None:
@@ -28,7 +38,7 @@ def halve_micro_batch(plan: Plan) -> Plan | None:
     old, micro, ranks = plan.micro_batch_size.value, batch.micro_batch_size, plan.ranks.value
     return with_memory(
         replace(
-            plan,
+            _untimed(plan, f"the micro-batch was cut from {old}"),
             revision=plan.revision + 1,
             micro_batch_size=Decision(micro, f"cut from {old}: a rank ran out of memory"),
             accumulation=micro_batches_per_rank(batch.global_batch_size, micro, ranks),
@@ -83,7 +93,7 @@ def recompute_activations(plan: Plan) -> Plan | None:
     reason = "a rank ran out of memory and the micro-batch cannot be cut"
     return with_memory(
         replace(
-            plan,
+            _untimed(plan, "activations are recomputed now"),
             revision=plan.revision + 1,
             activation_checkpointing=Decision(True, reason),
         )
@@ -127,7 +137,7 @@ def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:
     changed = {
         name: {"old": before[name].value, "new": after[name].value}
         for name in before
-        if before[name].value != after[name].value
+        if before[name].value != after[name].value and name not in _FOLLOWING
     }
     for name in sorted({*old.worker_env, *new.worker_env}):
         if old.worker_env.get(name) != new.worker_env.get(name):

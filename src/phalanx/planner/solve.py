@@ -33,6 +33,7 @@ from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.probed import with_measured_activations
 from phalanx.planner.rates import device_rates
 from phalanx.planner.resize import on_ranks
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
@@ -132,7 +133,7 @@ def _solve(
             job,
             placement,
             machine,
-            fetch_s=trace.fetch_s,
+            fetch=trace.fetch_time(),
             micro=sizes.micro_batch_size.value,
         ),
         pin_memory=devices.choose_pin_memory(job, device),
@@ -165,6 +166,7 @@ def _solve(
         identity=_identity(job, trace, batch, precision.value),
     )
     rates, about_rates = device_rates(machine, device, placement.cards, threads.value, calibration)
+    plan = with_measured_activations(job, trace, plan, placement.cards, calibration)
     predict: Predict = lambda _: None  # noqa: E731
     if rates is not None:
         predict = Forecaster(job, machine, trace, placement, rates, calibration)
@@ -192,7 +194,9 @@ def _follow_micro_batch(
     micro = plan.micro_batch_size.value
     return replace(
         plan,
-        workers=devices.choose_workers(job, placement, machine, fetch_s=trace.fetch_s, micro=micro),
+        workers=devices.choose_workers(
+            job, placement, machine, fetch=trace.fetch_time(), micro=micro
+        ),
         evaluate_batch_size=choose_evaluate_batch(job, micro, previous),
         speedup=expected_speedup(plan.batch, plan.ranks.value),
     )

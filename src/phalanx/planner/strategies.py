@@ -10,8 +10,9 @@ from phalanx.errors import format_bytes
 from phalanx.job.schema import Job
 from phalanx.planner.devices import Placement
 from phalanx.planner.forecast import Forecast
-from phalanx.planner.memory import FULL, make_footprint, predict_parts
+from phalanx.planner.memory import make_footprint, predict_parts
 from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.room import describe_room, room_for
 from phalanx.planner.trace import Trace
 
 
@@ -49,8 +50,9 @@ def other_strategies(
 def _why_not(job: Job, plan: Plan, size: int, rate: float | None) -> str:
     if job.strategy != "auto":
         return f"strategy = {job.strategy} is asked for"
-    if plan.device_bytes is not None and size > FULL * plan.device_bytes:
-        limit = f"{round(100 * FULL)} % of {format_bytes(plan.device_bytes)}"
+    ranks = plan.ranks.value
+    if plan.device_bytes is not None and size > room_for(plan.device_bytes, ranks):
+        limit = describe_room(plan.device_bytes, ranks)
         return f"{format_bytes(size)}, more than {limit}"
     now = plan.samples_per_s.value
     if rate is None or now is None:

@@ -8,8 +8,9 @@ from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.planner.devices import Placement
-from phalanx.planner.memory import FULL, make_footprint, smallest_memory
+from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.plan import Decision
+from phalanx.planner.room import describe_room, room_for
 from phalanx.planner.trace import Trace
 
 _HOST_SHARE = 0.5  # of the host's memory that models built whole on every rank may take
@@ -47,11 +48,12 @@ def _too_large(job: Job, placement: Placement, trace: Trace, precision: str) -> 
     needed = footprint.parts(
         micro_batch=1, samples=1, is_checkpointed=footprint.checkpointed is not None
     ).total
-    if needed <= FULL * there:
+    ranks = placement.ranks.value
+    if needed <= room_for(there, ranks):
         return None
     return (
         f"{format_bytes(needed)} with one sample at a time on every rank, more than "
-        f"{round(100 * FULL)} % of {format_bytes(there)}"
+        f"{describe_room(there, ranks)}"
     )
 
 

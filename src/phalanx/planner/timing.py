@@ -12,17 +12,39 @@ from dataclasses import dataclass
 from math import ceil
 
 from phalanx.planner.operators import Operator, Shape
-from phalanx.planner.rates import Rates
+from phalanx.planner.rates import HOST_CALL_S, HOST_MODULE_S, HOST_VIEW_S, Rates
 
-# Shares of the peak, fitted on the fitted half of benchmarks/planner (H200).
-_PRODUCT = 0.72  # a product that fills the device
-_CONVOLUTION = 0.45  # as cuDNN runs them on channels-first tensors
-_ATTENTION = {"forward": 0.45, "backward": 0.35}
-_RECURRENCE = 0.25
-_STREAM = 0.78  # of the memory's bandwidth
-_UNALIGNED = 0.5  # half-precision rows that are no multiple of 16 bytes long
+# Shares of the peak, from kernels of the fitted half of benchmarks/planner on an H200
+# (benchmarks/planner/kernels.py).
+_PRODUCT = 0.75  # a product that fills the device
+_UNALIGNED = {1: 0.2, 2: 0.42, 4: 0.75}  # rows of half numbers, by the power of 2 in their length
 _TILE = 128  # rows and columns of the output that one processor computes at a time
 _DEPTH = 128  # products of a shorter inner dimension spend their time on loading and storing
+_CONVOLUTION = 0.47
+# One input channel for each output: plain arithmetic, a small part of it.
+_DEPTHWISE = {"forward": 0.027, "input": 0.027, "weight": 0.0075}
+_ATTENTION = {"forward": 0.26, "backward": 0.22}
+_MASKED = {"forward": 0.125, "backward": 0.155}
+_ATTENTION_TILE = 128
+_RECURRENCE = 0.13
+_RECURRENT_STEP_S = 7e-6  # steps follow one another, and each has this to wait for
+# Cards before Hopper reach more of their smaller peak: end to end 41 to 68 % on an A100, 33 to 46
+# on an H100 (MPT, Megatron, fms-fsdp, torchtitan); large products 87 and 80 % (ml-engineering). Not
+# measured here, nor is what unaligned rows cost without Hopper's copies, which need 16 bytes.
+_BEFORE_HOPPER = 1.35
+_PRODUCT_BEFORE_HOPPER = 0.8
+_UNALIGNED_BEFORE_HOPPER = {1: 0.4, 2: 0.65, 4: 0.85}
+# What kernels of one kind move at most, GB/s for each processor: 132 of them share 4.8 TB/s, which
+# few kernels reach. Where memory is slower, it is the limit.
+_STREAM = {"memory": 29.0, "copy": 15.2, "reduction": 9.1}
+_TURNED = 16.4  # tensors turned around for a convolution, which comes after
+_LAYER_NORM = 27.0  # of long rows; one of 600 numbers reaches half of it
+_LAYER_NORM_HALF = 600
+_GROUP_NORM = 15.6
+_CHANNEL_GB_PER_S = 4.0  # BatchNorm: a channel is one block of threads
+_UPDATE = 24.7
+_BANDWIDTH = 0.85  # of the memory's own, at most
+_MODULES = dict.fromkeys(("product", "attention", "recurrence", "norm"), HOST_MODULE_S)
 
 
 @dataclass(frozen=True)
@@ -53,20 +75,62 @@ def time_operators(
 
 
 def _host_s(operator: Operator, rates: Rates) -> float:
-    if operator.kind == "view":
-        return rates.host_view_s
-    return rates.host_forward_s if operator.phase == "forward" else rates.host_backward_s
+    seconds = {"view": HOST_VIEW_S, **_MODULES}.get(operator.kind, HOST_CALL_S)
+    return rates.host * seconds
 
 
 def _device_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
-    if operator.kind == "view":
+    kind = operator.kind
+    if kind == "view":
         return 0.0
-    moved = operator.bytes.at(samples) / (_STREAM * rates.gb_per_s * 1e9)
-    if operator.kind == "memory":
-        return max(rates.kernel_s, moved)
-    peak = 1e12 * rates.tflops[_unit(operator.dtype, precision)]
-    share = _share(operator, samples, rates)
-    return max(rates.kernel_s, moved, operator.flops.at(samples) / (share * peak))
+    size = operator.bytes.at(samples)
+    if kind in _STREAM:
+        return max(rates.kernel_s, _moving_s(size, _STREAM[kind], rates))
+    if kind == "norm":
+        return max(rates.kernel_s, size / _norm_rate(operator, samples, rates))
+    computed = _computing_s(operator, samples, rates, precision)
+    if _is_convolution(operator):
+        return max(rates.kernel_s, computed + _moving_s(size, _TURNED, rates))
+    return max(rates.kernel_s, computed, _moving_s(size, _STREAM["memory"], rates))
+
+
+def _moving_s(size: float, per_processor: float, rates: Rates) -> float:
+    return size / _rate(per_processor, rates)
+
+
+def _rate(per_processor: float, rates: Rates) -> float:
+    """Bytes per second of a kernel that moves so many GB/s on each processor."""
+    if rates.kind != "cuda":
+        return rates.gb_per_s * 1e9
+    return min(per_processor * rates.processors, _BANDWIDTH * rates.gb_per_s) * 1e9
+
+
+def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
+    flops, share = float(operator.flops.at(samples)), 1.0
+    unit = _unit(operator.dtype, precision)
+    least = 0.0
+    if operator.kind == "attention":
+        flops, share = _attention(operator, samples)
+        share *= 1.0 if rates.is_hopper else _BEFORE_HOPPER
+    elif operator.kind == "recurrence":
+        share = _RECURRENCE
+        passes = 1 if operator.phase == "forward" else 2
+        least = passes * _RECURRENT_STEP_S * _dimensions(operator, samples)[0]
+    elif _is_depthwise(operator, samples):
+        unit = "fp64" if unit == "fp64" else "fp32"
+        share = _DEPTHWISE[operator.name.rpartition(" ")[2] if " " in operator.name else "forward"]
+    elif operator.shape is not None:
+        share = _product_share(operator, rates) * _fill(operator, operator.shape, samples, rates)
+    if rates.kind == "cpu":
+        share, least = 1.0, 0.0
+    return max(least, flops / (share * 1e12 * rates.tflops[unit]))
+
+
+def _product_share(operator: Operator, rates: Rates) -> float:
+    """Of the peak, when it fills the device."""
+    if _is_convolution(operator):
+        return _CONVOLUTION * (1.0 if rates.is_hopper else _BEFORE_HOPPER)
+    return _PRODUCT if rates.is_hopper else _PRODUCT_BEFORE_HOPPER
 
 
 def _unit(dtype: str, precision: str) -> str:
@@ -76,32 +140,63 @@ def _unit(dtype: str, precision: str) -> str:
     return "tf32" if dtype == "fp32" and precision in ("tf32", "bf16") else dtype
 
 
-def _share(operator: Operator, samples: int, rates: Rates) -> float:
-    if operator.kind == "attention":
-        return _ATTENTION[operator.phase]
-    if operator.kind == "recurrence":
-        return _RECURRENCE
+def _is_convolution(operator: Operator) -> bool:
+    return operator.kind == "product" and "conv" in operator.name
+
+
+def _is_depthwise(operator: Operator, samples: int) -> bool:
+    if not _is_convolution(operator) or operator.shape is None:
+        return False
+    groups, m, n, _ = _dimensions(operator, samples)
+    return groups > 1 and min(m, n) == 1
+
+
+def _dimensions(operator: Operator, samples: int) -> tuple[int, int, int, int]:
     if operator.shape is None:
-        return _PRODUCT
-    is_convolution = "conv" in operator.name
-    share = _CONVOLUTION if is_convolution else _PRODUCT
-    return share * _fill(operator, operator.shape, samples, rates)
+        return 1, 1, 1, 1
+    batch, m, n, k = (line.at(samples) for line in operator.shape)
+    return batch, m, n, k
+
+
+def _attention(operator: Operator, samples: int) -> tuple[float, float]:
+    """(flops in whole tiles, share of the peak); causal attention leaves half of the tiles out."""
+    _, rows, columns, _ = _dimensions(operator, samples)
+    whole = 1.0
+    for length in (rows, columns):
+        whole *= ceil(length / _ATTENTION_TILE) * _ATTENTION_TILE / length
+    if "causal" in operator.name and rows == columns and rows > _ATTENTION_TILE:
+        whole /= 2
+    shares = _MASKED if "masked" in operator.name else _ATTENTION
+    return whole * operator.flops.at(samples), shares[operator.phase]
+
+
+def _norm_rate(operator: Operator, samples: int, rates: Rates) -> float:
+    """Bytes per second of a norm over so many rows of such a length."""
+    _, rows, length, _ = _dimensions(operator, samples)
+    if "batch_norm" in operator.name:
+        return min(_rate(_GROUP_NORM, rates), rows * _CHANNEL_GB_PER_S * 1e9)
+    if "group_norm" in operator.name:
+        return _rate(_GROUP_NORM, rates)
+    return _rate(_LAYER_NORM * length / (length + _LAYER_NORM_HALF), rates)
 
 
 def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates) -> float:
     """How much of the device a product of this size keeps busy."""
-    if rates.kind == "cpu":
-        return 1.0
     batch, m, n, k = (line.at(samples) for line in shape)
     tiles = batch * ceil(m / _TILE) * ceil(n / _TILE)
     # Long inner dimensions are split over processors when there are few tiles.
     parts = max(1, min(k // (4 * _DEPTH), rates.processors // max(tiles, 1)))
     waves = ceil(tiles * parts / rates.processors)
     busy = min(1.0, tiles * parts / (waves * rates.processors))
+    if _is_convolution(operator):
+        return max(busy, 0.02)
     used = (m / (ceil(m / _TILE) * _TILE)) * (n / (ceil(n / _TILE) * _TILE))
     fill = busy * used * k / (k + _DEPTH)
-    if operator.dtype == "half" and (n % 8 or k % 8):
-        fill *= _UNALIGNED
+    if operator.dtype == "half":
+        # Samples are rows; what does not grow with them is how long rows are.
+        lengths = [line.fixed for line in shape[1:] if line.per_sample == 0 and line.fixed > 1]
+        costs = _UNALIGNED if rates.is_hopper else _UNALIGNED_BEFORE_HOPPER
+        fill *= min((costs.get(length & -length, 1.0) for length in lengths), default=1.0)
     return max(fill, 1e-3)
 
 
@@ -120,9 +215,9 @@ def time_update(
     passes += 3 if has_clip else 0  # the norm reads gradients; scaling reads and writes them
     passes += 3 if has_average else 0
     passes += 2 if is_scaled else 0  # fp16: unscaled in place
-    return passes * parameter_bytes / (_STREAM * rates.gb_per_s * 1e9)
+    return _moving_s(passes * parameter_bytes, _UPDATE, rates)
 
 
 def time_accumulation(gradient_bytes: int, rates: Rates) -> float:
     """Adding one more micro-batch's gradients: two read, one written."""
-    return 3 * gradient_bytes / (_STREAM * rates.gb_per_s * 1e9)
+    return _moving_s(3 * gradient_bytes, _STREAM["memory"], rates)

@@ -27,6 +27,16 @@ class Weight(NamedTuple):
         return prod(self.shape)
 
 
+class FetchTime(NamedTuple):
+    """Seconds that a batched fetch takes on this machine: some for the call, some per sample."""
+
+    fixed_s: float
+    per_sample_s: float
+
+    def at(self, samples: int) -> float:
+        return self.fixed_s + self.per_sample_s * samples
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Facts about a recipe with its options, all that planning needs of it."""
@@ -58,22 +68,32 @@ class Trace:
     metric: str
     metric_mode: str
     fetch_s: float | None = None
-    """Seconds to fetch one sample in a batch, as measured on this machine."""
+    """Seconds to fetch one sample in a small batch, as measured on this machine."""
+    fetch_line: FetchTime | None = None
+    """The same for batches of any size."""
     input_bytes: int | None = None
     """Of one sample, as it reaches the device."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
-    """By `fp32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
+    """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
     checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
     operators: dict[str, list[Operator]] = field(default_factory=dict)
     """By `fp32` and `bf16`: forward and backward of one micro-batch."""
     checkpointed_operators: dict[str, list[Operator]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
+    activations_sampled: str | None = None
+    """Why a forward on real samples was needed to run the model on tensors without values."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
     compiled_unknown: str | None = None
     """Why that could not be told of compiled code. Where it was asked for, bytes and operators are
     also there by `fp32+compiled` and `bf16+compiled`."""
+
+    def fetch_time(self) -> FetchTime | None:
+        """What a batched fetch takes; None where it was not measured."""
+        if self.fetch_line is None and self.fetch_s is not None:
+            return FetchTime(0.0, self.fetch_s)
+        return self.fetch_line
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,4 +112,6 @@ class Trace:
             for name in ("operators", "checkpointed_operators")
         }
         weights = [Weight(tuple(shape), *rest) for shape, *rest in record.get("weights", [])]
-        return cls(**{**record, **lines, **operators, "weights": weights})
+        line = record.get("fetch_line")
+        fetch = {"fetch_line": FetchTime(*line) if line is not None else None}
+        return cls(**{**record, **lines, **operators, **fetch, "weights": weights})

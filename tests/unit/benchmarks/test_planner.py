@@ -43,6 +43,17 @@ TINY = {
     "Mlp": {"columns": 8, "width": 16, "depth": 2},
     "Dlrm": {"tables": 3, "rows": 11, "width": 4, "numbers": 3, "wide": 8},
     "Points": {"points": 16, "width": 4, "classes": 5},
+    "SwinTiny": {
+        "size": 32, "classes": 5, "width": 8, "depths": [2, 2], "heads": [1, 2], "window": 2,
+    },
+    "EfficientNetB0": {"size": 32, "classes": 5, "repeats": 1},
+    "Conformer": {
+        "bands": 8, "length": 32, "width": 16, "heads": 2, "depth": 2, "kernel": 3, "units": 7,
+    },
+    "Tagger": {"symbols": 19, "length": 8, "of_word": 12, "width": 8, "tags": 5},
+    "ConvVae": {"size": 16, "widths": [4, 8], "latent": 4},
+    "MlpMixer": {"size": 32, "width": 16, "depth": 2, "classes": 5},
+    "Neox160M": TEXT,
 }  # fmt: skip
 
 # torchvision.org, huggingface.co and docs.ultralytics.com give these.
@@ -54,6 +65,10 @@ PUBLISHED = {
     "Gpt2": 124_439_808,
     "T5Small": 60_506_624,
     "Yolo11n": 2_624_080,
+    "SwinTiny": 28_288_354,
+    "EfficientNetB0": 5_288_548,
+    "MlpMixer": 59_880_472,
+    "Neox160M": 162_322_944,
 }
 
 
@@ -111,11 +126,11 @@ def test_models_are_what_was_published():
 
 
 def test_points_cover_every_model_and_both_halves_alike():
-    from points import FIRST, FITTED, SETTINGS, UNTOUCHED
+    from points import FIRST, FITTED, FRESH, FRESH_SETTINGS, SETTINGS, UNTOUCHED, find_settings
 
     assert {s.model for s in FIRST} == {s.model for s in SETTINGS} == {*FITTED, *UNTOUCHED}
     assert not set(FITTED) & set(UNTOUCHED) and len(FITTED) == len(UNTOUCHED)
-    assert {*FITTED, *UNTOUCHED, "Dense340M"} == set(TINY)
+    assert {*FITTED, *UNTOUCHED, *FRESH, "Dense340M"} == set(TINY)
     assert len({s.name for s in SETTINGS}) == len(SETTINGS)
     ways = {"bf16", "fp16", "fp32", "tf32", "sgd", "activation_checkpointing=on", "ema"}
     for half in ("fitted", "untouched"):
@@ -125,3 +140,6 @@ def test_points_cover_every_model_and_both_halves_alike():
         for setting in own:
             job = setting.job(setting.micro_batches[0])
             assert job.global_batch_size == setting.micro_batches[0]
+    assert [s.model for s in FRESH_SETTINGS] == list(FRESH)
+    assert not set(FRESH) & {*FITTED, *UNTOUCHED}
+    assert find_settings(["fresh"]) == FRESH_SETTINGS

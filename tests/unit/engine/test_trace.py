@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from phalanx.engine.trace import run_trace, trace_recipe
+from phalanx.engine.trace import fetch_time, run_trace, trace_recipe
 from phalanx.planner.trace import Trace
 
 PARITY = f"{Path(__file__).parents[2] / 'fixtures' / 'recipes' / 'parity.py'}:Parity"
@@ -145,7 +146,8 @@ def test_the_same_recipe_has_the_same_fingerprints(make):
     spec = make()
     first, second = trace(spec), trace(spec)
     assert first.fetch_s > 0
-    assert replace(first, fetch_s=None) == replace(second, fetch_s=None)
+    first, second = (replace(t, fetch_s=None, fetch_line=None) for t in (first, second))
+    assert first == second
 
 
 def test_the_data_fingerprint_changes_with_the_data(make):
@@ -274,3 +276,31 @@ def test_parameters_are_listed_as_the_optimizer_gets_them():
     assert [w.shape for w in listed if not w.learns] == [(24, 12), (24,)]
     assert [w.shape for w in listed if w.block == 1] == [(48, 24), (24, 48), (48,), *[(24,)] * 3]
     assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
+
+
+def test_a_fetch_has_a_part_for_the_call_and_one_for_each_sample(monkeypatch):
+    """One time per sample would have a large batch of vectorised data wait for its loader."""
+    now, sizes = [0.0], []
+    monkeypatch.setattr("phalanx.engine.trace.time.perf_counter", lambda: now[0])
+
+    class Vectorised:
+        def __init__(self, per_sample_s):
+            self.per_sample_s = per_sample_s
+
+        def __len__(self):
+            return 100_000
+
+        def __getitems__(self, ids, keys):
+            sizes.append(len(ids))
+            now[0] += 1e-3 + self.per_sample_s * len(ids)
+            return torch.ones(len(ids))
+
+    line = fetch_time(Vectorised(1e-8), 4)
+    assert line.fixed_s == pytest.approx(1e-3) and line.per_sample_s == pytest.approx(1e-8)
+    assert max(sizes) == 8192
+    sizes.clear()
+    assert fetch_time(Vectorised(0.1), 4).at(10) == pytest.approx(1, rel=0.02)
+    assert max(sizes) == 8, "more would take too long"
+    sizes.clear()
+    fetch_time(Vectorised(1e-8), 2**22)
+    assert max(sizes) == 32, "more would take too much memory"

@@ -173,6 +173,7 @@ def test_checkpointing_is_turned_on_where_the_job_leaves_it_open(solve):
         "memory_bytes": {"old": 19 * GIB + more, "new": 16 * GIB + GIB // 2 + more},
     }
     assert Plan.from_json(revised.to_json()) == revised
+    assert revised.forecast is None and revised.step_s.value is None, "of another plan"
     assert recompute_activations(revised) is None
     again = solve("8xa100", trace=LARGE, micro_batch_size=4, previous=revised)[0]
     assert again.activation_checkpointing.value is True, "resume keeps it"

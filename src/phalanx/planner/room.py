@@ -1,0 +1,41 @@
+"""How much of a device's memory a plan may use, and what the process holds besides."""
+
+from __future__ import annotations
+
+from phalanx.errors import format_bytes
+
+FULL = 0.85
+"""Of a device, at most: predictions are off by a few per cent, and other programs take some."""
+# All measured on an H200 with torch 2.11 (benchmarks/planner): CUDA's context with its kernels, and
+# the share of what torch's allocator holds beyond the tensors (median 11 %, 2 to 50).
+CONTEXT_BYTES = 760 * 2**20
+_FRAGMENTED = 1.1
+# From 0.55 to 2.00 GiB after the first collective (Stas Bekman, ml-engineering,
+# training/performance: two GPUs; more GPUs take more).
+NCCL_BYTES = 1480 * 2**20
+_LEFT = 0.03  # of the device: the driver's own
+
+
+def room_for(device_bytes: int, ranks: int = 1) -> int:
+    """Bytes of tensors that fit with room to spare."""
+    besides = CONTEXT_BYTES + (NCCL_BYTES if ranks > 1 else 0)
+    return min(int(FULL * device_bytes), int(((1 - _LEFT) * device_bytes - besides) / _FRAGMENTED))
+
+
+def describe_room(device_bytes: int, ranks: int = 1) -> str:
+    share = round(100 * room_for(device_bytes, ranks) / device_bytes)
+    return f"{share} % of {format_bytes(device_bytes)}"
+
+
+def process_bytes(tensors: int, ranks: int, context_bytes: int | None = None) -> tuple[int, str]:
+    """All that a process holds of its GPU when tensors take so much, and the sum as text."""
+    context = context_bytes or CONTEXT_BYTES
+    nccl = NCCL_BYTES if ranks > 1 else 0
+    total = int(_FRAGMENTED * tensors) + context + nccl
+    parts = [
+        f"tensors {format_bytes(tensors)}",
+        f"{round(100 * (_FRAGMENTED - 1))} % that the allocator holds besides",
+        f"context {format_bytes(context)}",
+        *([f"NCCL {format_bytes(nccl)}"] if nccl else []),
+    ]
+    return total, " + ".join(parts)

@@ -1,0 +1,119 @@
+"""Of what fits with room to spare, the fastest micro-batch is taken and not the largest."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.planner.footprint import Line
+from phalanx.planner.micro_batch import choose_micro_batch
+from phalanx.planner.room import FULL
+
+GIB = 2**30
+# One 4090 of two has 24 GiB, of which 20.4 are used: half a GiB a sample, a quarter recomputed.
+TRACE = {
+    "activation_bytes": {"bf16": [Line(0, GIB // 2)]},
+    "checkpointed_bytes": {"bf16": [Line(0, GIB // 4)]},
+    "num_blocks": 12,
+    "num_samples": 100_000,
+    "fetch_s": 1e-9,
+}
+
+
+class Speed:
+    """A forecast of which only the speed is looked at."""
+
+    def __init__(self, samples_per_s):
+        self.samples_per_s = samples_per_s
+
+
+@pytest.fixture
+def choose(solve, make_job):
+    """The plan for 2x 4090 when `rate` gives the samples per second of (micro-batch,
+    checkpointing)."""
+
+    def choose(rate, *, batch=128, trace=None, **keys):
+        keys = {"global_batch_size": batch, **keys}
+        plan, _ = solve("2x4090", trace={**TRACE, **(trace or {})}, **keys)
+        plan = replace(plan, alternatives=[])
+
+        def predict(plan):
+            found = rate(plan.micro_batch_size.value, plan.activation_checkpointing.value)
+            return Speed(found) if found is not None else None
+
+        chosen, _ = choose_micro_batch(make_job(**keys), plan, None, predict)
+        return chosen
+
+    return choose
+
+
+def sizes(plan):
+    return plan.micro_batch_size.value, plan.activation_checkpointing.value
+
+
+def test_a_large_micro_batch_that_is_slower_is_not_taken(choose):
+    plan = choose(lambda micro, is_checkpointed: {8: 1000, 32: 500}.get(micro, 100))
+    assert sizes(plan) == (8, False)
+    assert plan.accumulation.value == 8  # 128 over 2 ranks: the global batch stays
+    assert "the fastest" in plan.micro_batch_size.reason
+    lost = {other["choice"]: other["why_not"] for other in plan.alternatives}
+    assert lost["micro_batch_size=32 activation_checkpointing=off"] == "50 % slower"
+
+
+def test_what_is_hardly_slower_and_simpler_is_taken(choose):
+    plan = choose(lambda micro, is_checkpointed: {32: 980, 8: 1000}.get(micro, 100))
+    assert sizes(plan) == (32, False)
+    assert "within 3 % of the fastest (micro_batch_size=8" in plan.micro_batch_size.reason
+    # Recomputing costs nothing in memory that is needed: not taken for nothing.
+    assert sizes(choose(lambda micro, is_checkpointed: 1000 + 10 * is_checkpointed))[1] is False
+
+
+def test_recomputing_is_taken_where_it_is_faster_by_far(choose):
+    plan = choose(lambda micro, is_checkpointed: 1000 if is_checkpointed and micro == 64 else 500)
+    assert sizes(plan) == (64, True)
+
+
+def test_only_what_fits_with_the_margin_is_considered(choose):
+    asked = []
+
+    def rate(micro, is_checkpointed):
+        asked.append((micro, is_checkpointed))
+        return 10 * micro
+
+    plan = choose(rate, activation_checkpointing="off")
+    assert sizes(plan) == (32, False)  # 64 would take 32 GiB
+    assert plan.memory_bytes.value <= FULL * plan.device_bytes
+    assert max(micro for micro, _ in asked) == 32, "what does not fit needs no forecast"
+    nearly = plan.alternatives[-1]
+    assert nearly["choice"].startswith("micro_batch_size=64 ")
+    assert "more than 80 % of 24.0 GiB" in nearly["why_not"]
+    # 21 GiB fit the card and not the margin.
+    close = choose(rate, batch=84, activation_checkpointing="off")
+    assert close.micro_batch_size.value < 42
+
+
+def test_batchnorm_keeps_the_largest_that_fits(choose):
+    plan = choose(
+        lambda micro, is_checkpointed: 1000 if micro == 8 else 1, trace={"has_batchnorm": True}
+    )
+    assert sizes(plan) == (32, False)
+    assert "BatchNorm is per micro-batch" in plan.micro_batch_size.reason
+
+
+def test_without_a_prediction_the_largest_that_fits_is_taken(choose):
+    plan = choose(lambda micro, is_checkpointed: None)
+    assert sizes(plan) == (32, False)
+    assert "speed is not predicted" in plan.micro_batch_size.reason
+
+
+def test_where_nothing_fits_the_least_is_taken_and_said(choose):
+    heavy = {"bf16": [Line(0, 40 * GIB)]}
+    plan = choose(
+        lambda micro, is_checkpointed: 1000,
+        trace={"activation_bytes": heavy, "checkpointed_bytes": {"bf16": [Line(0, 30 * GIB)]}},
+    )
+    assert sizes(plan) == (1, True)
+    assert "nothing fits in 80 % of 24.0 GiB" in plan.micro_batch_size.reason
+
+
+def test_a_stated_size_is_left_alone(choose):
+    assert choose(lambda micro, _: 1000 / micro, micro_batch_size=16).micro_batch_size.value == 16
