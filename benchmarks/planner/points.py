@@ -69,6 +69,10 @@ class Setting:
         return "fitted" if self.model in FITTED else "untouched"
 
     @property
+    def is_compiled(self):
+        return "compile=on" in self.settings.split()
+
+    @property
     def name(self):
         extra = [f"{key}={value}" for key, value in self.options.items()]
         return " ".join([self.model, *extra, self.settings])
@@ -141,8 +145,18 @@ THEN = [
     Setting("Audio", "precision=tf32", (64, 512)),
     Setting("Points", "precision=fp32", (128, 1024)),
 ]
-SETTINGS = [*FIRST, *THEN]
-"""In the order of their worth: every model once, then other ways to train them."""
+COMPILED = [
+    Setting("Gpt2", "precision=bf16 compile=on", (8, 40)),
+    Setting("Llama300M", "precision=bf16 compile=on", (6, 24)),
+    Setting("VitSmall", "precision=bf16 compile=on", (128, 768)),
+    Setting("VitBase", "precision=bf16 compile=on", (64, 320)),
+    Setting("Bert", "precision=bf16 compile=on", (24, 96)),
+    Setting("T5Small", "precision=bf16 compile=on", (32, 192)),
+    Setting("Mlp", "precision=bf16 compile=on", (4096, 32768)),
+    Setting("ConvNextTiny", "precision=bf16 compile=on", (64, 320)),
+]
+SETTINGS = [*FIRST, *THEN, *COMPILED]
+"""In the order of their worth: every model once, then other ways to train them, then compiled."""
 
 FRESH_SETTINGS = [
     Setting("SwinTiny", "precision=bf16", (8, 64, 320)),

@@ -150,7 +150,11 @@ def rows(points):
 def _way(setting):
     """The settings without the names of their keys."""
     words = setting.settings.replace("activation_checkpointing=on", "checkpointing")
-    words = words.replace("precision=", "").replace("optimizer.name=", "")
+    words = (
+        words.replace("compile=on", "compiled")
+        .replace("precision=", "")
+        .replace("optimizer.name=", "")
+    )
     return " ".join([*(f"{k}={v}" for k, v in setting.options.items()), words])
 
 

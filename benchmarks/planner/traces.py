@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name(".traces")
 SOURCES = ("engine/*.py", "planner/trace.py", "planner/footprint.py", "planner/operators.py")
 TRACING = (
     "trace", "activations", "as_cuda", "blocks", "recompute", "operator", "recurrence", "kernels",
-    "attention", "footprint", "workspaces",
+    "attention", "footprint", "workspaces", "compiled", "fused", "speed",
 )  # fmt: skip
 
 
@@ -33,7 +33,11 @@ def trace_file(setting):
     for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
         if any(word in path.stem for word in TRACING):
             digest.update(path.read_bytes())
-    return FOLDER / f"{setting.model}-{digest.hexdigest()[:12]}.json"
+    return FOLDER / f"{_kind(setting)}-{digest.hexdigest()[:12]}.json"
+
+
+def _kind(setting):
+    return setting.model + "+compiled" * setting.is_compiled
 
 
 def read_trace(setting):
@@ -43,11 +47,13 @@ def read_trace(setting):
         return Trace.from_json(json.loads(path.read_text(encoding="utf-8")))
     from phalanx.engine.trace import trace_recipe
 
-    trace, findings = trace_recipe(f"{MODELS}:{setting.model}", setting.options)
+    trace, findings = trace_recipe(
+        f"{MODELS}:{setting.model}", setting.options, is_compiled=setting.is_compiled
+    )
     if trace is None:
         raise RuntimeError("; ".join(finding.what for finding in findings))
     FOLDER.mkdir(exist_ok=True)
-    for stale in FOLDER.glob(f"{setting.model}-*.json"):
+    for stale in FOLDER.glob(f"{_kind(setting)}-*.json"):
         if json.loads(stale.read_text())["options"] == trace.options:
             stale.unlink()
     path.write_text(json.dumps(trace.to_json()), encoding="utf-8")
@@ -67,8 +73,9 @@ def main():
         trace = read_trace(setting)
         took = "kept" if was_there else f"{time.perf_counter() - started:.1f} s"
         print(
-            f"{setting.model:18} {took:>8} {trace.parameters:>12,} parameters, "
-            f"{trace.num_blocks} blocks; {trace.activations_unknown or 'traced'}",
+            f"{_kind(setting):21} {took:>8} {trace.parameters:>12,} parameters, "
+            f"{trace.num_blocks} blocks; "
+            f"{trace.activations_unknown or trace.compiled_unknown or 'traced'}",
             flush=True,
         )
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +33,15 @@ from phalanx.engine.recompute import recompute_in_backward
 from phalanx.engine.values import Answer, Answering, NotRunError, look_at_values
 from phalanx.errors import format_bytes
 from phalanx.machine.host import probe_cgroup, probe_memory
-from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
+from phalanx.planner.compiled import as_compiled
+from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
-from phalanx.recipe.interface import Batch, Recipe, leaves
+from phalanx.recipe.interface import Batch, Recipe, Term, leaves
 
 _PRECISIONS = ("fp32", "bf16")
 _DEVICE = torch.ops.prim.device.default
+_FUSED_NAME = "addcmul"
+_FUSED = torch.ops.aten.addcmul.default  # stands for any kernel that only reads and writes
 _REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
 _REAL_SHARE = 0.25  # of the host memory that is free
 _REAL_S = 30.0
@@ -60,10 +64,15 @@ class Activations:
     """Why a forward on real samples was needed."""
     unknown: str | None = None
     """Why nothing is known."""
+    compiled_unknown: str | None = None
+    """Why nothing is known of compiled code."""
 
 
-def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activations:
-    """Activations of a recipe's loss. The model is spoiled by it: its tensors become fake."""
+def trace_activations(
+    recipe: Recipe, model: nn.Module, data: Any, *, is_compiled: bool = False
+) -> Activations:
+    """Activations of a recipe's loss, with `is_compiled` also as compiled code has them. The model
+    is spoiled by it: its tensors become fake."""
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
@@ -78,6 +87,8 @@ def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activation
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
                 found = _measure(recipe, fake, batch, keys, mode)
+                if is_compiled:
+                    _measure_compiled(recipe, _built_fake(recipe, mode), batch, keys, mode, found)
         except Exception as error:
             unknown = unknown or _short(error)
         else:
@@ -88,6 +99,7 @@ def trace_activations(recipe: Recipe, model: nn.Module, data: Any) -> Activation
         _refuse_large(count, needed)
         found = _with_values(recipe, data, ids)
         found.sampled = unknown
+        found.compiled_unknown = unknown
     except Exception as error:
         text = str(error) if isinstance(error, NotRunError) else _short(error)
         if text != unknown:
@@ -154,23 +166,59 @@ def _measure(
     found = Activations()
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
-        live = _run(recipe, model, batch, keys, mode, answering, is_autocast=name == "bf16")
+        live = _run(recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
-        found.operators[name] = live.recorder.operators()
+        found.operators[name] = live.operators()
     blocks = find_blocks(recipe, model)
     if blocks:
         if answering is not None:
             answering.watch(blocks)
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
-            live = _run(recipe, model, batch, keys, mode, answering, is_autocast=name == "bf16")
+            live = _run(
+                recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16"
+            )
             found.checkpointed |= live.lines(name)
-            found.checkpointed_operators[name] = live.recorder.operators()
+            found.checkpointed_operators[name] = live.operators()
     return found
 
 
-def _run(
+def _measure_compiled(
     recipe: Recipe,
+    model: nn.Module,
+    batch: Batch,
+    keys: Tensor,
+    mode: FakeTensorMode,
+    found: Activations,
+) -> None:
+    """The same with compiled code; where that cannot be told, the rest is known all the same."""
+    from phalanx.engine.compiled import CompiledLoss  # its imports take seconds
+
+    batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
+    blocks = find_blocks(recipe, model)
+    loss = CompiledLoss(recipe, blocks)
+
+    def run(name: str) -> _Live:
+        is_half = name == "bf16"
+        return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
+
+    try:
+        for name in _PRECISIONS:
+            live = run(name)
+            found.kept |= live.lines(name, COMPILED)
+            found.operators[name + COMPILED] = live.operators()
+        loss.prepare_checkpointing(lambda: [run(name) for name in _PRECISIONS])
+        recompute_in_backward(blocks, watch_buffers=False)
+        for name in _PRECISIONS if blocks else ():
+            live = run(name)
+            found.checkpointed |= live.lines(name, COMPILED)
+            found.checkpointed_operators[name + COMPILED] = live.operators()
+    except Exception as error:
+        found.compiled_unknown = _short(error)
+
+
+def _run(
+    loss: Callable[[nn.Module, Batch, Tensor], Mapping[str, Term]],
     model: nn.Module,
     batch: Batch,
     keys: Tensor,
@@ -178,8 +226,10 @@ def _run(
     answering: Answering | None,
     *,
     is_autocast: bool,
+    watch: Callable[[_Live], None] = lambda live: None,
 ) -> _Live:
     live = _Live(model)
+    watch(live)
     hooks = [
         parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
         for parameter in model.parameters()
@@ -189,7 +239,7 @@ def _run(
     seed_globals(0)  # a loss that draws numbers takes the same path each time
     with mode, answers, live, as_cuda(is_autocast=is_autocast):
         with torch.autocast("cpu", HALF, enabled=is_autocast):
-            sums = [term.sum for term in recipe.loss(model, batch, keys).values()]
+            sums = [term.sum for term in loss(model, batch, keys).values()]
             objective = sum(sums[1:], sums[0])
         del sums
         if objective.requires_grad:
@@ -225,22 +275,45 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._growth = Growth(model)
         self.recorder = Recorder(self._growth)
+        self._compiled = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
         self.fronts = {is_exact: (_Front(), _Front()) for is_exact in (False, True)}
         """Without gradients of parameters, and with those that are there at each moment; of exact
         products only what they take more."""
 
-    def lines(self, precision: str) -> dict[str, list[Line]]:
-        """Of activations, by the name of the precision and of it with gradients."""
+    def lines(self, precision: str, ending: str = "") -> dict[str, list[Line]]:
+        """Of activations, by the name of the precision with this ending, and with gradients."""
         names = {False: precision} if precision == "bf16" else {False: "tf32", True: "fp32"}
         found = {}
         for is_exact, name in names.items():
-            for front, more, ending in zip(
+            for front, more, last in zip(
                 self.fronts[is_exact], self.fronts[False], ("", WITH_GRADIENTS), strict=True
             ):
-                found[name + ending] = upper_lines([*front.lines(), *more.lines()])
+                found[name + ending + last] = upper_lines([*front.lines(), *more.lines()])
         return found
+
+    def operators(self) -> list[Operator]:
+        """What was computed, compiled code last; the host does nothing for a view in it."""
+        kernels = [operator for operator in self._compiled.operators() if operator.kind != "view"]
+        named = (
+            operator._replace(name="fused") if operator.name == _FUSED_NAME else operator
+            for operator in kernels
+        )
+        return [*self.recorder.operators(), *map(as_compiled, named)]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around compiled code; see `fused.Device`."""
+        eager, self.recorder = self.recorder, self._compiled
+        yield
+        self.recorder = eager
+
+    def launch(self, read: list[Tensor], written: list[Tensor]) -> None:
+        self._compiled.record(_FUSED, (read,), {}, written)
+
+    def allocate(self, like: Tensor) -> Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient from what is alive to the gradients."""

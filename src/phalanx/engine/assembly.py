@@ -6,6 +6,7 @@ A run and `bench` take them from here, so that what is measured is what trains.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +34,9 @@ from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
 
+if TYPE_CHECKING:
+    from phalanx.engine.speed import Compiler
+
 
 class Assembly:
     """Model, strategy, optimizer and step of one rank, settled and ready for the first step."""
@@ -48,7 +52,10 @@ class Assembly:
         self.precision = Precision(plan.precision.value, process.device)
         self.precision.configure()
         self._statistics: BatchStatistics | None = None
+        self._compiler = self._make_compiler()
         self.strategy = self._make_strategy()
+        if self._compiler is not None:
+            self._compiler.compile_loss(self.strategy)
         self._synchronise_norms()
         if job.init_from is not None:
             load_initial_weights(self.strategy, Path(job.init_from))
@@ -122,8 +129,21 @@ class Assembly:
         """Change how the model runs, before a strategy wraps or shards it."""
         if self.plan.sync_batchnorm.value:
             self._statistics = synchronise_norms(model, self.process)
-        if self.plan.activation_checkpointing.value:
+        is_checkpointed = self.plan.activation_checkpointing.value
+        if self._compiler is not None:
+            self._compiler.compile_blocks(self.recipe, model, is_checkpointed=is_checkpointed)
+        if is_checkpointed:
             recompute_in_backward(find_blocks(self.recipe, model))
+        if self._compiler is not None:
+            self._compiler.keep_blocks_apart()
+
+    def _make_compiler(self) -> Compiler | None:
+        # A recorded run is compared with others in all it computes: as it is.
+        if self.plan.compile.value == "off" or self.plan.is_recorded:
+            return None
+        from phalanx.engine.speed import Compiler  # its imports take seconds
+
+        return Compiler(is_deterministic=self.plan.determinism.value == "resume")
 
     def _synchronise_norms(self) -> None:
         if self._statistics is not None:
@@ -140,4 +160,6 @@ class Assembly:
         def run_backward(micro_batch: MicroBatch) -> None:
             self.terms = self.train_step.discard(micro_batch)
 
+        if self._compiler is not None:
+            self.findings += self._compiler.try_out(self.strategy, self.probe, run_backward)
         self.findings += self.strategy.settle(self.probe, run_backward)

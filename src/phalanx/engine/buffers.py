@@ -9,7 +9,7 @@ are averaged over the ranks, and a Finding says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeGuard
 
 import torch
@@ -20,6 +20,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from phalanx.engine.process import Process
 from phalanx.errors import Finding
 from phalanx.planner.batch import deal
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Inside, the model's forward may run and be thrown away; gives what its buffers were, and will
+    be."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield before
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
 
 
 class SharedBuffers:
@@ -39,14 +50,9 @@ class SharedBuffers:
         """Whether the norms take their statistics over all ranks, so that the micro-batches of a
         round leave one row, the same on every rank, and not one each."""
 
-    @contextmanager
-    def untouched(self) -> Iterator[dict[str, Tensor]]:
+    def untouched(self) -> AbstractContextManager[dict[str, Tensor]]:
         """Inside, forward may run and be thrown away; gives what the buffers were, and will be."""
-        before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        yield before
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(before[name])
+        return untouched(self._model)
 
     def notice_changes(self, before: dict[str, Tensor]) -> list[Finding]:
         """Find buffers other than BatchNorm's that a forward changed, on any rank."""

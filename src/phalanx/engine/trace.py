@@ -32,10 +32,12 @@ _PROBED = 4  # samples hashed per split: enough to tell one data set from anothe
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options}` with `{trace, findings}`; never raises for the user's
-    mistakes."""
+    """Answer a request `{recipe, options, compile}` with `{trace, findings}`; never raises for the
+    user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
-    trace, findings = trace_recipe(request["recipe"], request["options"])
+    trace, findings = trace_recipe(
+        request["recipe"], request["options"], is_compiled=request.get("compile", False)
+    )
     answer = {
         "trace": trace.to_json() if trace else None,
         "findings": [finding.to_json() for finding in findings],
@@ -43,21 +45,24 @@ def run_trace(request_file: Path, result_file: Path) -> None:
     result_file.write_text(json.dumps(answer), encoding="utf-8")
 
 
-def trace_recipe(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
-    """The Trace of a recipe, and what is wrong with it."""
+def trace_recipe(
+    spec: str, options: dict[str, Any], *, is_compiled: bool = False
+) -> tuple[Trace | None, list[Finding]]:
+    """The Trace of a recipe, also with compiled code where that is asked for, and what is wrong
+    with it."""
     try:
         recipe = load_recipe(spec, options)
         findings = list(recipe.check())
         if errors_of(findings):
             return None, findings
-        return _trace(spec, recipe), findings
+        return _trace(spec, recipe, is_compiled=is_compiled), findings
     except UserError as error:
         return None, error.findings
     except Exception as error:
         return None, [_broken(spec, error)]
 
 
-def _trace(spec: str, recipe: Recipe) -> Trace:
+def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
     model = _model_without_memory(recipe)
     parameters = list(model.parameters())
     train, test = recipe.data("train"), recipe.data("test")
@@ -81,7 +86,8 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
     outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
     own_batchnorms = find_own_norms(model)
-    activations = trace_activations(recipe, model, train)  # last: it spoils the model
+    # Last: it spoils the model.
+    activations = trace_activations(recipe, model, train, is_compiled=is_compiled)
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
@@ -109,6 +115,7 @@ def _trace(spec: str, recipe: Recipe) -> Trace:
         checkpointed_operators=activations.checkpointed_operators,
         activations_sampled=activations.sampled,
         activations_unknown=activations.unknown,
+        compiled_unknown=activations.compiled_unknown,
     )
 
 

@@ -140,6 +140,15 @@ def check_devices(loaded: LoadedJob) -> Iterator[Finding]:
             "number of ranks",
             fix=loaded.line_for("sync_batchnorm", False),
         )
+    if loaded.job.compile == "on" and loaded.job.determinism == "exact":
+        yield Finding(
+            slug="exact-compiled",
+            what="`determinism: exact` wants the same bits for every micro-batch wherever it runs, "
+            "`compile: on` makes other kernels for other sizes of micro-batches",
+            why=f"{loaded.said('determinism', 'compile')}; which kernel a size gets depends on the "
+            "sizes that a rank has seen before",
+            fix=loaded.line_for("compile", "off"),
+        )
     if devices.backend == "nccl" and devices.cpu is not None and gpus is None:
         yield Finding(
             slug="nccl-on-cpu",

@@ -83,6 +83,13 @@ Switch = Annotated[
 ]
 
 
+Compile = Annotated[
+    Literal["off", "on"],
+    BeforeValidator(parse_switch),
+    WithJsonSchema({"enum": ["off", "on", True, False]}),
+]
+
+
 class Devices(_Strict):
     """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
 
@@ -276,6 +283,10 @@ class Job(_Strict):
     """Keep only the inputs of the model's blocks and run each again in backward: much less memory,
     about a third more time, the same bits. `auto` turns it on when the prediction without it does
     not fit the GPU."""
+    compile: Compile = "off"
+    """Let torch.compile make kernels for the model: less memory and time per step, some seconds to
+    a minute at the start, other last bits and other dropout masks. Repeated blocks are compiled
+    once for all of them. It is on or off as said here: nothing chooses it yet."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None

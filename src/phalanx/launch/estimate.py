@@ -202,8 +202,11 @@ def _from_stated(
 def _of_size(dataset_size: int | None) -> AskTrace:
     """Asks the recipe, and puts the size of another data set in place of its own."""
 
-    def ask(spec: str, options: dict[str, Any]) -> tuple[Trace | None, list[Finding]]:
-        trace, findings = remembering(trace_recipe, is_fresh=False)(spec, options)
+    def ask(
+        spec: str, options: dict[str, Any], is_compiled: bool = False
+    ) -> tuple[Trace | None, list[Finding]]:
+        asked = remembering(trace_recipe, is_fresh=False)
+        trace, findings = asked(spec, options, is_compiled)
         if trace is not None and dataset_size is not None:
             trace = replace(trace, num_samples=dataset_size)
         return trace, findings

@@ -246,7 +246,7 @@ def _look(
     with ThreadPoolExecutor(3) as pool:
         if will_train:
             pool.submit(import_torch)
-        tracing = pool.submit(ask_trace, job.recipe, job.options)
+        tracing = pool.submit(ask_trace, job.recipe, job.options, job.compile == "on")
         if machine is None:
             machine = pool.submit(probe_machine, Path(job.output)).result()
         trace, findings = tracing.result()

@@ -5,8 +5,8 @@ from __future__ import annotations
 _DEVICES = ("devices.gpus", "devices.cpu", "strategy")
 _BATCH = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
 _LENGTH = ("epochs", "steps")
-_TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", "loader.workers")
-_MEMORY = ("micro_batch_size", "activation_checkpointing", "precision", "strategy")
+_TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", "compile", "loader.workers")
+_MEMORY = ("micro_batch_size", "activation_checkpointing", "compile", "precision", "strategy")
 
 FEEDS: dict[str, tuple[str, ...]] = {
     "device": ("devices.gpus", "devices.cpu"),
@@ -22,6 +22,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "determinism": ("determinism",),
     "sync_batchnorm": ("sync_batchnorm",),
     "activation_checkpointing": _MEMORY,
+    "compile": ("compile", "strategy", "sync_batchnorm"),
     "threads": (*_DEVICES, "determinism"),
     "num_samples": ("recipe", "options"),
     "num_test_samples": ("recipe", "options"),

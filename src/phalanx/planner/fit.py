@@ -66,6 +66,8 @@ def fit_findings(
         return []
     planned = predict_parts(plan)
     unknown = [_unknown(job, trace)] if _is_unknown(trace, planned) else []
+    if not unknown and plan.compile.value == "on" and planned.activations is None:
+        unknown = [_compiled_unknown(trace)]
     if planned.total <= there:
         return unknown
     least = _least(plan, trace)
@@ -91,6 +93,17 @@ def _unknown(job: Job, trace: Trace) -> Finding:
         f"{trace.activations_unknown}",
         fix=f"phalanx bench {job.recipe}, which measures steps on this machine's device: plans are "
         "made with them from then on; or mend the recipe where training would fail in the same way",
+        severity="warning",
+    )
+
+
+def _compiled_unknown(trace: Trace) -> Finding:
+    return Finding(
+        slug="compiled-unknown",
+        what="memory is predicted without activations: more is needed than the plan says",
+        why="compile = on, and what compiled code keeps could not be told: "
+        f"{trace.compiled_unknown or 'it was not traced'}",
+        fix="compile=off, to see what the model takes without",
         severity="warning",
     )
 

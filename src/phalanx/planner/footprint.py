@@ -11,6 +11,9 @@ from phalanx.errors import format_bytes
 WITH_GRADIENTS = "+gradients"
 """Ends the name of a precision whose lines count gradients too, as they come in backward."""
 
+COMPILED = "+compiled"
+"""Comes after the name of a precision, and before that, where the code is compiled."""
+
 
 class Line(NamedTuple):
     """Bytes of a micro-batch: some that it always takes, and some for each sample."""

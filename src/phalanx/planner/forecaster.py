@@ -13,8 +13,10 @@ from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.batch import deal
 from phalanx.planner.communication import Exchange, Ring, exchange_ddp, exchange_sharded, make_ring
+from phalanx.planner.compiled import time_code
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.devices import Placement
+from phalanx.planner.footprint import COMPILED
 from phalanx.planner.forecast import Forecast
 from phalanx.planner.measured import Correction, correction
 from phalanx.planner.measuring import measured_steps
@@ -23,7 +25,7 @@ from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.probed import probe_seconds
 from phalanx.planner.rates import HOST_STEP_S, Rates
 from phalanx.planner.shares import layout_of, weights_of, whole_gradients
-from phalanx.planner.timing import Compute, time_accumulation, time_operators, time_update
+from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
 # Ranks wait for the slowest of them in every step; how much their times differ, as a standard
@@ -69,7 +71,8 @@ class Forecaster:
         is_checkpointed = plan.activation_checkpointing.value
         known = self.trace.checkpointed_operators if is_checkpointed else self.trace.operators
         precision = plan.precision.value
-        operators = known.get("bf16" if precision in ("bf16", "fp16") else "fp32")
+        traced = "bf16" if precision in ("bf16", "fp16") else "fp32"
+        operators = known.get(traced + COMPILED * (plan.compile.value == "on"))
         batch, ranks = plan.batch, plan.ranks.value
         slots = deal(batch.num_slots, 0, ranks)[1]
         micro = ceil(batch.global_batch_size / batch.num_slots)
@@ -153,7 +156,7 @@ class Forecaster:
     def _computing(
         self, plan: Plan, operators: list[Operator], micro: int, slots: int
     ) -> Computing:
-        one = time_operators(operators, micro, self.rates, plan.precision.value)
+        one = time_code(operators, micro, self.rates, plan.precision.value)
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)

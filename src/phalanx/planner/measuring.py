@@ -64,6 +64,8 @@ def job_key(plan: Plan) -> str:
         "precision": plan.precision.value,
         "determinism": plan.determinism.value,
         "activation_checkpointing": plan.activation_checkpointing.value,
+        # Only where it is on: what was measured before there was such a key counts.
+        **({"compile": "on"} if plan.compile.value == "on" else {}),
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

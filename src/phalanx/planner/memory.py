@@ -11,7 +11,7 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
-from phalanx.planner.footprint import WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
+from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.room import describe_room, process_bytes, room_for
 from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
@@ -39,6 +39,8 @@ def make_footprint(
     traced = "bf16" if is_half else "fp32"
     if precision == "tf32" and "tf32" in trace.activation_bytes:
         traced = "tf32"
+    is_compiled = job.compile == "on"
+    traced += COMPILED * is_compiled
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     gathered = _gathered(job, trace, is_half, strategy)
@@ -66,7 +68,7 @@ def make_footprint(
             if trace.activations_sampled
             else None
         ),
-        unknown=trace.activations_unknown,
+        unknown=trace.activations_unknown or (trace.compiled_unknown if is_compiled else None),
     )
 
 

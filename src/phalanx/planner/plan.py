@@ -57,6 +57,8 @@ class Plan:
     """Whether BatchNorm takes its statistics over all ranks."""
     activation_checkpointing: Decision[bool] = Decision(False, "activation_checkpointing = off")
     """Whether blocks keep their inputs only and run again in backward."""
+    compile: Decision[str] = Decision("off", "compile = off")
+    """`on` or `off`: whether torch.compile makes kernels for the model."""
     threads: Decision[int]
     """CPU threads inside an operator, per rank. Kept on resume: it changes the last bits."""
 

@@ -21,6 +21,7 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
+from phalanx.planner.compiled import choose_compile
 from phalanx.planner.deepspeed import (
     choose_offload,
     choose_zero_stage,
@@ -74,6 +75,11 @@ def _solve(
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
+    compiled, problems = choose_compile(
+        job, machine, device=device, strategy=chosen.strategy.value, is_synced=synced.value
+    )
+    findings += problems
+    job = job.model_copy(update={"compile": compiled.value})  # what is predicted from here on
     if chosen.strategy.value == "deepspeed":
         findings += deepspeed_findings(job, device=device, precision=precision.value)
     frozen = previous.global_batch_size.value if previous is not None else None
@@ -109,6 +115,7 @@ def _solve(
         precision=precision,
         determinism=determinism,
         sync_batchnorm=synced,
+        compile=compiled,
         threads=threads,
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),

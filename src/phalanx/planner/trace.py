@@ -85,6 +85,9 @@ class Trace:
     """Why a forward on real samples was needed to run the model on tensors without values."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
+    compiled_unknown: str | None = None
+    """Why that could not be told of compiled code. Where it was asked for, bytes and operators are
+    also there by `fp32+compiled` and `bf16+compiled`."""
 
     def fetch_time(self) -> FetchTime | None:
         """What a batched fetch takes; None where it was not measured."""

@@ -312,6 +312,12 @@ _RULES = (
         ("exact-synced",),
         ("sync_batchnorm: false", "job.yaml:4", "job.yaml:5"),
     ),
+    (
+        "exact and compiled",
+        GOOD + "compile: true\ndeterminism: exact\n",
+        ("exact-compiled",),
+        ("compile: off", "job.yaml:4", "job.yaml:5"),
+    ),
     ("no GPU ids", GOOD + "devices: {gpus: []}\n", ("gpu-ids",), ("empty", "job.yaml:4")),
     (
         "GPUs and CPU",

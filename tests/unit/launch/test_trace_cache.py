@@ -40,7 +40,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options):
+    def __call__(self, spec, options, is_compiled=False):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
@@ -76,6 +76,8 @@ def test_an_answer_is_remembered_whole_and_says_so(recipe):
     assert "less than a minute" in finding.what
     assert recall(recipe, {"width": 4})[0].options["width"] == 4, "other options"
     assert asked.times == 2
+    recall(recipe, {"width": 4}, True)
+    assert asked.times == 3, "what is compiled is more than was asked before"
 
 
 def edit_recipe(folder, monkeypatch):

@@ -46,6 +46,8 @@ class LossModule(nn.Module):
         """Parameters that get a gradient; DDP takes the others out."""
         self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext
         """Entered anew inside, for a strategy whose own forward leaves the caller's."""
+        self.loss: Callable[[nn.Module, Batch, torch.Tensor], Mapping[str, Term]] = recipe.loss
+        """The recipe's own, or compiled."""
         self._recipe = recipe
 
     def forward(
@@ -56,7 +58,7 @@ class LossModule(nn.Module):
                 return self._recipe.evaluate(self.model, batch)
             if keys is None:
                 return nothing(self.reachable)
-            return self._recipe.loss(self.model, batch, keys)
+            return self.loss(self.model, batch, keys)
 
 
 def nothing(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -1,0 +1,191 @@
+"""torch.compile, applied so that nothing else notices: names of weights, hooks of strategies and
+checkpointed blocks stay as they are.
+
+Where a model repeats a block, blocks are compiled one at a time: all of a kind share what was
+compiled for the first, DDP can send a block's gradients while backward goes on, and FSDP gathers a
+block's weights in hooks around compiled code. What the recipe's loss computes from the model's
+answer is compiled as well, which for a language model is the largest tensor of all; the model's own
+forward between the blocks stays as it is. A model without blocks that are alike is compiled whole,
+with its loss.
+
+Evaluation stays eager: its figures are the same on any number of ranks, and it is not worth another
+compilation.
+
+Dropout: compiled code draws its seeds from the device's generator, which is seeded for each
+micro-batch, so masks depend on (seed, step, slot) as ever and a resumed run draws them again. They
+are other masks than eager's, also with `torch._inductor.config.fallback_random` (on CPU eager draws
+Bernoulli numbers and compiled code uniform ones), which costs a kernel and a mask in memory for
+each dropout: it is not set.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.engine.blocks import Block, find_blocks
+from phalanx.engine.buffers import untouched
+from phalanx.engine.memory import find_shortage
+from phalanx.engine.strategies.base import Strategy
+from phalanx.errors import Finding
+from phalanx.recipe.interface import Recipe
+
+Change = Callable[[Callable[..., Any]], Callable[..., Any]]
+_SIZES = 8  # of micro-batches that code is made for; those beyond run as they are
+_SHAPES = 2  # of one kind of block; with more, code for any shape would be made, which is slower
+
+
+class Compiler:
+    """Compiles the parts of one model, in the order of its methods."""
+
+    def __init__(self, *, is_deterministic: bool, backend: str = "inductor") -> None:
+        _configure(is_deterministic=is_deterministic)
+        # Code for any size, which torch makes at the second one (`dynamic=None`), is taken from
+        # then on for the first one too: bits would depend on what a process has seen before, and
+        # a resumed run would differ. So each size has its own code, as many as the limit allows.
+        dynamic = False if is_deterministic else None
+        self._compile: Change = functools.partial(torch.compile, dynamic=dynamic, backend=backend)
+        self._regions: list[_Region] = []
+        self._blocks: list[Block] = []
+
+    def compile_blocks(self, recipe: Recipe, model: nn.Module, *, is_checkpointed: bool) -> None:
+        """Before blocks are checkpointed: what runs again in backward is the compiled forward."""
+        blocks = find_blocks(recipe, model)
+        if are_alike(blocks) or is_checkpointed:
+            self._blocks = blocks
+        for _, block in self._blocks:
+            block.forward = self._region(block.forward, self._compile)
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = _SIZES * max(1, count_shapes(self._blocks))
+
+    def keep_blocks_apart(self) -> None:
+        """After blocks are checkpointed, before hooks come around them: compiled code around a
+        block ends where the block begins."""
+        for _, block in self._blocks:
+            block.forward = self._region(block.forward, torch._dynamo.disable)
+
+    def compile_loss(self, strategy: Strategy) -> None:
+        """Whatever of the loss is not compiled yet."""
+        bare = strategy.bare_loss
+        bare.loss = self._region(bare.loss, self._compile)
+
+    def try_out(
+        self, strategy: Strategy, micro_batch: Any, run_backward: Callable[[Any], None]
+    ) -> list[Finding]:
+        """A pass that is thrown away. It compiles; what cannot be compiled runs as it is, on every
+        rank. Always with the first step's samples, so that a resumed run has code for the same
+        sizes as an unbroken one."""
+        failed: Exception | None = None
+        with untouched(strategy.model):
+            try:
+                run_backward(micro_batch)
+            except Exception as error:
+                if find_shortage(error, str(strategy.process.device)) is not None:
+                    raise
+                failed = error
+        anywhere = torch.tensor([float(failed is not None)])
+        # Ranks in lock-step that fail alone leave the others waiting: all have the same code.
+        if pending := strategy.process.reduce_control(anywhere):
+            pending.wait()
+        for parameter in strategy.model.parameters():
+            parameter.grad = None
+        _end_helpers()
+        # From here on a size that cannot be compiled runs as it is.
+        torch._dynamo.config.suppress_errors = True
+        if not anywhere.item():
+            return []
+        for region in self._regions:
+            region.is_compiled = False
+        with untouched(strategy.model):
+            run_backward(micro_batch)  # raises again what is the recipe's own mistake
+        for parameter in strategy.model.parameters():
+            parameter.grad = None
+        return [_failure(failed)]
+
+    def _region(self, forward: Callable[..., Any], change: Change) -> _Region:
+        region = _Region(forward, change)
+        self._regions.append(region)
+        return region
+
+
+class _Region:
+    """A function that runs changed while gradients are wanted, and otherwise as it is. On a module
+    it stands on the instance, and a deep copy of the model gets one that belongs to the copy."""
+
+    def __init__(self, forward: Callable[..., Any], change: Change) -> None:
+        functools.update_wrapper(self, forward)  # keeps the signature for those who look
+        self._forward = forward
+        self._change = change
+        self._changed = change(forward)
+        self.is_compiled = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_compiled and torch.is_grad_enabled():
+            return self._changed(*args, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Region:
+        copied = _Region(copy.deepcopy(self._forward, memo), self._change)
+        copied.is_compiled = self.is_compiled
+        return copied
+
+
+def are_alike(blocks: Iterable[Block]) -> bool:
+    """Whether there are blocks, and no kind of them comes in many shapes."""
+    shapes = _shapes(blocks)
+    return bool(shapes) and max(len(known) for known in shapes.values()) <= _SHAPES
+
+
+def count_shapes(blocks: Iterable[Block]) -> int:
+    return sum(len(known) for known in _shapes(blocks).values())
+
+
+def _shapes(blocks: Iterable[Block]) -> dict[type, set[Any]]:
+    shapes: dict[type, set[Any]] = {}
+    for _, block in blocks:
+        shape = tuple((name, p.shape, p.requires_grad) for name, p in block.named_parameters())
+        shapes.setdefault(type(block), set()).add(shape)
+    return shapes
+
+
+def _configure(*, is_deterministic: bool) -> None:
+    import torch._dynamo
+    import torch._inductor.config as inductor
+
+    # What an earlier model of this process was compiled for: a size that is new to this one would
+    # count as a second size, and get code for any size.
+    torch._dynamo.reset()
+    dynamo: Any = torch._dynamo.config
+    dynamo.suppress_errors = False
+    # Splits graphs under DDP only, and only those that are compiled after it wrapped the model.
+    dynamo.optimize_ddp = False
+    # Otherwise some kernels are chosen by their time, anew in each process (from torch 2.10 on).
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = is_deterministic
+
+
+def _end_helpers() -> None:
+    """End inductor's processes and threads: loader processes are forked next."""
+    from torch._inductor import async_compile
+
+    end = getattr(async_compile, "shutdown_compile_workers", None)
+    if end is not None:
+        end()
+
+
+def _failure(error: Exception | None) -> Finding:
+    why = "another rank could not"
+    if error is not None:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return Finding(
+        slug="compile-failed",
+        what="the model could not be compiled, it trains without",
+        why=f"torch.compile in the pass before the first step: {why}",
+        fix="compile=off",
+        severity="warning",
+    )

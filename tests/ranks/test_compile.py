@@ -1,0 +1,44 @@
+"""`compile: on` trains what `off` trains: losses, names, and bits after a resume."""
+
+import pytest
+import torch
+
+from phalanx.run.events import read_events
+from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train, weights
+
+OPTIONS = {"batchnorm": True, "blocks": 3, "dropout": 0.0}
+SGD = {"optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [
+        pytest.param(2, {"activation_checkpointing": "on"}, id="ddp-recomputed"),
+        pytest.param(2, {"strategy": "fsdp", "ema": {"decay": 0.9}}, id="fsdp"),
+    ],
+)
+def test_compiled_training_is_eager_training(pool, tmp_path, ranks, changes):
+    """In fp64, but for the recipe's noise in fp32, and with SGD: AdamW divides what is only
+    rounding by its own size. Slots have 2 and 3 samples."""
+    runs = {}
+    for word in ("off", "on"):
+        changes = {**changes, "compile": word, "options": OPTIONS, "steps": 6, **SGD}
+        run = make_run(tmp_path / word, ranks=ranks, **changes)
+        runs[word] = train(pool, run, ranks=ranks, timeout_s=300)
+    assert not [e for e in read_events(runs["on"].events) if e.kind == "finding"]
+    assert losses(runs["on"]) == pytest.approx(losses(runs["off"]), rel=1e-8)
+    on, off = weights(runs["on"]), weights(runs["off"])
+    assert list(on) == list(off)
+    for name in off:
+        torch.testing.assert_close(on[name], off[name], rtol=1e-7, atol=1e-9)
+
+
+def test_a_compiled_run_resumes_to_the_bit(pool, tmp_path):
+    """With dropout: compiled code draws the masks of a step again."""
+    keys = {"compile": "on", "options": {**OPTIONS, "dropout": 0.2}, "steps": 6, **SGD}
+    whole = train(pool, make_run(tmp_path / "whole", ranks=1, **keys), ranks=1, timeout_s=300)
+    halved = make_run(tmp_path / "halved", ranks=1, stop_after="3 steps", **keys)
+    train(pool, halved, ranks=1, timeout_s=300)
+    train(pool, change_run(halved, stop_after=None), ranks=1, timeout_s=300)
+    assert losses(halved) == losses(whole)
+    assert_same_bits(halved, whole)
