@@ -7,6 +7,7 @@ an all-gather or a reduce-scatter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from phalanx.machine import Gpu, Machine
 from phalanx.machine.calibration import Calibration
@@ -21,8 +22,11 @@ _PCIE_SHARE = 24 / 31
 _SOCKETS_GB_PER_S = 10.0
 _SOCKET_GPUS = 4  # PCIe cards on one socket of a two-socket server
 # Without direct access (GeForce cards since Turing: NVIDIA/nccl-tests issue 117) every byte is
-# written to host memory and read from it.
+# written to host memory and read from it, and all GPUs share the way there: ResNet-50 and VGG-16 on
+# 2, 4 and 8 RTX 3090 exchanged at about 12, 5 and 2.6 GB/s each (server-gear.com, tf_cnn_benchmarks
+# on two EPYC 7352: what steps took longer than on one GPU).
 _THROUGH_HOST = 0.5
+_HOST_SHARED_GB_PER_S = 21.0
 # IB and RoCE (comm_analysis.py: 0.77 for two nodes, more for many).
 _NETWORK_SHARE = 0.77
 # NCCL's tuning.cc, simple protocol: 8.4 us to begin, and per hop 3.4 over NVLink, 5.7 over PCIe,
@@ -112,7 +116,8 @@ def _inside(machine: Machine, cards: tuple[Gpu, ...], ranks: int) -> tuple[float
     if is_split and rate > _SOCKETS_GB_PER_S:
         rate, text = _SOCKETS_GB_PER_S, f"{text} across sockets"
     if not all(_has_direct_access(link.p2p, cards) for link in links):
-        return _THROUGH_HOST * rate, "host", f"{text} through host memory"
+        rate = min(_THROUGH_HOST * rate, _HOST_SHARED_GB_PER_S / ranks)
+        return rate, "host", f"{text} through host memory"
     return rate, "pcie", text
 
 
@@ -149,14 +154,19 @@ class Exchange:
 _SLOWDOWN = 0.1
 
 
+_FIRST_BUCKET = 2**20  # torch's DDP sends a small one first, to begin early
+
+
 def exchange_ddp(ring: Ring, gradient_bytes: int, bucket_bytes: int, backward_s: float) -> Exchange:
     """Buckets are summed while backward goes on; the last one has nothing left to hide behind."""
     if ring.ranks == 1 or gradient_bytes == 0:
         return Exchange(0.0, 0.0, 0.0)
-    buckets = max(1, round(gradient_bytes / bucket_bytes))
+    buckets = 1 + ceil(max(0, gradient_bytes - _FIRST_BUCKET) / bucket_bytes)
     total = ring.all_reduce(gradient_bytes, buckets)
-    last = total / buckets
-    hidden = min(total - last, backward_s * (1 - 1 / buckets))
+    last = total * min(1.0, bucket_bytes / gradient_bytes)
+    if buckets == 2:
+        last = total * (1 - _FIRST_BUCKET / gradient_bytes)
+    hidden = max(0.0, min(total - last, backward_s * (1 - 1 / buckets)))
     return Exchange(total, total - hidden, _SLOWDOWN * hidden)
 
 

@@ -26,6 +26,10 @@ class Forecast:
     """All exchange, hidden or not."""
     loader_s: float
     """What the loader takes for a step's samples."""
+    together_low_s: float = 0.0
+    """What ranks cost one another, exchange and waiting, at best."""
+    together_high_s: float = 0.0
+    """At worst."""
     bottleneck: str
     """`device`, `host`, `communication` or `data`."""
     samples_per_s: float
@@ -33,6 +37,8 @@ class Forecast:
     """The whole job, evaluations included, checkpoints not."""
     energy_kwh: float | None
     gpu_hours: float
+    board_w: float = 0.0
+    """Power limit of one board."""
     source: str
     """Where the rates come from."""
 
@@ -44,10 +50,17 @@ class Forecast:
         """What a time of this forecast lies within, most of the time."""
         return value / (1 + self.spread), value * (1 + self.spread)
 
+    def at_best(self) -> float:
+        """Seconds of a step that its ranks slow down as little as may be."""
+        return max(self.loader_s, self.compute_s + self.together_low_s)
+
+    def at_worst(self) -> float:
+        return max(self.loader_s, self.compute_s + self.together_high_s)
+
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval(self.step_s)
         return {**asdict(self), "step_s": self.step_s, "step_low_s": low, "step_high_s": high}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Forecast:
-        return cls(**{name: record[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})

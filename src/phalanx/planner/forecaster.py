@@ -28,9 +28,13 @@ from phalanx.planner.shares import layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
-# Ranks wait for the slowest of them in every step. A rank's own steps differ by this much from one
-# another (standard deviation; benchmarks/planner, H200).
-_JITTER = 0.04
+# Ranks wait for the slowest of them in every step; how much their times differ, as a standard
+# deviation. At best as on quiet nodes with data in memory: 97.4 to 98 % are left on 8 A100
+# (willgpaik, pytorch-ddp-bench; 0.02 / 1.42). At worst cards that differ by 8 % on average (arXiv
+# 2208.11035, "Not All GPUs Are Created Equal": 0.08 / 1.13 = 0.07) on hosts whose own steps differ
+# by 7 % (benchmarks/planner): the root of 0.07^2 + 0.07^2.
+_JITTER = 0.05
+_JITTER_BEST, _JITTER_WORST = 0.015, 0.10
 # Other samples than those that were looked at may take another path through the model.
 _SAMPLED = 1.5  # times the spread
 
@@ -92,6 +96,8 @@ class Forecaster:
         exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
         exposed = exchange.exposed_s + exchange.slowed_s
         waiting = _JITTER * _slowest_of(ranks) * compute
+        quick = _JITTER_BEST / _JITTER * waiting + exposed / (1 + ring.spread)
+        slow = _JITTER_WORST / _JITTER * waiting + exposed * (1 + ring.spread)
         data = max(0.0, loader - (compute + exposed + waiting))
         parts = {
             "data": data,
@@ -114,11 +120,14 @@ class Forecaster:
             host_s=host,
             exchange_s=exchange.total_s,
             loader_s=loader,
+            together_low_s=quick,
+            together_high_s=slow,
             bottleneck=bottleneck,
             samples_per_s=batch.global_batch_size / step,
             duration_s=duration,
             energy_kwh=ranks * power * duration / 3.6e6 if power is not None else None,
             gpu_hours=ranks * duration / 3600,
+            board_w=power or 0.0,
             source=f"{source}; {ring.text}" if ranks > 1 else source,
         )
 
@@ -281,7 +290,7 @@ def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
     if forecast.energy_kwh is not None:
         energy = Decision(
             round(forecast.energy_kwh, 3),
-            f"at most: {plan.ranks.value} boards at their limit for the whole time",
+            f"at most: {plan.ranks.value} x {forecast.board_w:g} W, the limit, all the time",
         )
     return replace(
         plan,

@@ -134,6 +134,8 @@ class Plan:
     """What memory is predicted from."""
     forecast: Forecast | None = None
     """Predicted time by part, with its interval."""
+    speedup_range: list[float] = field(default_factory=list)
+    """The least and the most that the speed-up may be."""
     alternatives: list[dict[str, Any]] = field(default_factory=list)
     """What else was considered, and why it lost."""
     device_bytes: int | None = None
@@ -186,6 +188,7 @@ class Plan:
             "device_bytes",
             "shrunk",
             "alternatives",
+            "speedup_range",
             "is_recorded",
             "measured_micro_batches",
             "identity",

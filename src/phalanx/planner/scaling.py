@@ -29,6 +29,8 @@ class RanksRow(NamedTuple):
     speedup: float
     """Over one rank: predicted, or where time is not known what the deal of micro-batches allows.
     """
+    speedup_range: list[float]
+    """The least and the most; empty where time is not predicted."""
     efficiency: float
     duration_s: float | None
     memory_bytes: int | None
@@ -59,6 +61,7 @@ def scaling_table(
                 step_s=forecast.step_s if forecast is not None else None,
                 samples_per_s=forecast.samples_per_s if forecast is not None else None,
                 speedup=plan.speedup.value,
+                speedup_range=plan.speedup_range,
                 efficiency=plan.speedup.value / ranks,
                 duration_s=forecast.duration_s if forecast is not None else None,
                 memory_bytes=plan.memory_bytes.value,

@@ -57,7 +57,8 @@ def solve_plan(
         return plan, findings
     scaled = on_ranks(job, machine, 1)
     alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration)
-    return replace(plan, speedup=_speedup(plan, alone)), findings
+    interval = list(speedup_interval(plan, alone))
+    return replace(plan, speedup=_speedup(plan, alone), speedup_range=interval), findings
 
 
 def _solve(
@@ -208,11 +209,22 @@ def _speedup(plan: Plan, alone: Plan) -> Decision[float]:
         return plan.speedup
     rate, single = plan.forecast.samples_per_s, alone.forecast.samples_per_s
     value, ranks = rate / single, plan.ranks.value
+    low, high = speedup_interval(plan, alone)
     return Decision(
         round(value, 2),
         f"{rate:,.0f} samples/s on {ranks} ranks, {single:,.0f} on one: efficiency "
-        f"{100 * value / ranks:.0f} %",
+        f"{100 * value / ranks:.0f} %; {low:.2f} to {high:.2f}",
     )
+
+
+def speedup_interval(plan: Plan, alone: Plan) -> tuple[float, float]:
+    """What the speed-up lies within: how much ranks differ, and how fast they exchange, is least
+    certain. An error in what one device computes is the same on both sides."""
+    if plan.forecast is None or alone.forecast is None:
+        return plan.speedup.value, plan.speedup.value
+    batch, single = plan.global_batch_size.value, alone.forecast.samples_per_s
+    slow, quick = (batch / step for step in (plan.forecast.at_worst(), plan.forecast.at_best()))
+    return slow / single, quick / single
 
 
 def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
