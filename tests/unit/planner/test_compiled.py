@@ -7,7 +7,7 @@ import pytest
 from phalanx.planner.compiled import as_compiled
 from phalanx.planner.footprint import Line
 from phalanx.planner.memory import predict_parts
-from phalanx.planner.operators import Operator
+from phalanx.planner.operators import Operator, Shape
 from phalanx.planner.rates import HOST_STEP_S
 from phalanx.planner.solve import solve_plan
 
@@ -50,6 +50,9 @@ def test_a_compiled_plan_is_predicted_from_compiled_code(solve):
     """Other activations, other operators, and a tenth of the host's time for them."""
     eager = {"bf16": [Line(0, 100 * 2**20)]}
     many = [Operator("memory", "forward", "half", 500, Line(0, 0), Line(0, 1000))]
+    shape = Shape(Line(64, 0), Line(0, 9), Line(1, 0), Line(9, 0))
+    one = Line(0, 1000)
+    many.append(Operator("product", "forward", "half", 1, one, one, shape, "convolution"))
     few = [as_compiled(operator) for operator in many]
     trace = {
         "activation_bytes": {**eager, "bf16+compiled": [Line(0, 10 * 2**20)]},
