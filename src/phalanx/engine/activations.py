@@ -341,7 +341,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for is_exact in (False, True):
             taken = workspace_of(call, is_exact=is_exact)
             if taken:
-                batched = taken if self._growth.grows(call.out[0].numel()) else 0
+                read = next(iter(call.tensors()), call.out[0])
+                batched = taken if self._growth.grows(read.numel()) else 0
                 self._moment(taken - batched, batched, is_exact=is_exact)
 
     def _count(self, tensor: Tensor) -> None:

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from phalanx.engine.workspaces import convolution_workspace, recurrent_workspace
+from phalanx.engine.workspaces import (
+    convolution_workspace,
+    counting_workspace,
+    recurrent_workspace,
+)
 from phalanx.planner.operators import Kind
 
 Dimensions = tuple[int, int, int, int]
@@ -78,6 +82,8 @@ def workspace_of(call: Call, *, is_exact: bool) -> int:
         units = call["weights"][1].shape[1]
         sizes = (call["gates"], call["layers"], call["directions"])
         return recurrent_workspace(call["input"], units, *sizes)
+    if call.name == "sum":
+        return counting_workspace(call.args[0], call.out[0])
     return 0
 
 

@@ -42,3 +42,9 @@ def recurrent_workspace(x: Tensor, units: int, gates: int, layers: int, directio
         each *= _BOTH_DIRECTIONS
     each += _FURTHER_LAYER * directions * (layers - 1)
     return int(each * x.shape[0] * x.shape[1] * units * x.element_size())
+
+
+def counting_workspace(x: Tensor, out: Tensor) -> int:
+    """Sums of what is no int64 into int64, as backward of a maximum counts ties: a copy first."""
+    is_counted = not x.is_floating_point() and out.element_size() > x.element_size()
+    return x.numel() * out.element_size() if is_counted else 0
