@@ -108,6 +108,7 @@ class Assembly:
                 self.job.fsdp,
                 shard_ranks=self.plan.shard_ranks.value,
                 build=self.plan.build.value,
+                is_offloaded=self.plan.offload.value is not None,
                 adapt=self._adapt,
             )
         model = self.precision.convert(self.recipe.model())

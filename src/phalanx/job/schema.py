@@ -205,8 +205,9 @@ class Fsdp(_Strict):
     reshard_after_forward: bool = True
     """Let go of gathered weights between forward and backward; `false` is faster and holds the
     whole model in memory during a step."""
-    offload: bool = False
-    """Keep weights, gradients and optimizer state in host memory and update them there."""
+    offload: Literal["auto"] | bool = "auto"
+    """Keep weights, gradients and optimizer state in host memory and update them there, which is
+    slow. `auto` does so where nothing else fits into the GPUs and the host has the memory."""
     build: Literal["auto", "whole", "parts"] = "auto"
     """How the model gets its first weights: built `whole` by every rank in host memory, or in
     `parts`, one tensor at a time. `auto` goes by the host's memory."""

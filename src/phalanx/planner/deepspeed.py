@@ -26,15 +26,22 @@ def choose_zero_stage(job: Job, strategy: str) -> Decision[int | None]:
     return Decision(stage, f"deepspeed.stage = {stage}: {_SPREAD[stage]}")
 
 
-def choose_offload(job: Job, strategy: str) -> Decision[str | None]:
-    """What is kept in host memory."""
+def choose_zero_offload(job: Job) -> Decision[str | None]:
+    """What DeepSpeed keeps in host memory."""
     settings = job.deepspeed
-    kept = ["optimizer"] * settings.offload_optimizer + ["weights"] * settings.offload_parameters
-    if strategy != "deepspeed" or not kept:
+    kept = kept_by_zero(job)
+    if kept is None:
         return Decision(None, "nothing is kept in host memory")
     keys = [key for key in ("offload_optimizer", "offload_parameters") if getattr(settings, key)]
     asked = ", ".join(f"deepspeed.{key} = true" for key in keys)
-    return Decision(" and ".join(kept), f"{asked}: less device memory, slower steps")
+    return Decision(kept, f"{asked}: less device memory, slower steps")
+
+
+def kept_by_zero(job: Job) -> str | None:
+    """The same as the plan says it."""
+    settings = job.deepspeed
+    kept = ["optimizer"] * settings.offload_optimizer + ["weights"] * settings.offload_parameters
+    return " and ".join(kept) or None
 
 
 def deepspeed_findings(job: Job, *, device: str, precision: str) -> list[Finding]:

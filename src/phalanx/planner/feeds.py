@@ -17,7 +17,12 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "shard_ranks": ("fsdp.shard_ranks", "strategy"),
     "build": ("fsdp.build", "strategy"),
     "zero_stage": ("deepspeed.stage", "strategy"),
-    "offload": ("deepspeed.offload_optimizer", "deepspeed.offload_parameters", "strategy"),
+    "offload": (
+        "fsdp.offload",
+        "deepspeed.offload_optimizer",
+        "deepspeed.offload_parameters",
+        "strategy",
+    ),
     "precision": ("precision",),
     "determinism": ("determinism",),
     "sync_batchnorm": ("sync_batchnorm",),

@@ -15,11 +15,12 @@ from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.machine.catalogue import CATALOGUE
+from phalanx.planner.deepspeed import kept_by_zero
 from phalanx.planner.footprint import Parts
-from phalanx.planner.memory import make_footprint, predict_parts
-from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.memory import least_bytes, predict_parts, smallest_micro_batch
+from phalanx.planner.plan import FSDP_OFFLOAD, Decision, Plan
 from phalanx.planner.room import room_for
-from phalanx.planner.shares import largest_share, layout_of, weights_of
+from phalanx.planner.shares import state_bytes
 from phalanx.planner.trace import Trace
 
 _SAME = "the same job"
@@ -50,6 +51,7 @@ class _Way:
     is_checkpointed: bool
     strategy: str
     shards: int
+    offload: str | None
 
 
 _Change = tuple[str, Callable[[_Way], _Way]]
@@ -108,13 +110,9 @@ def _compiled_unknown(trace: Trace) -> Finding:
     )
 
 
-def _smallest_batch(trace: Trace) -> int:
-    return 2 if trace.has_batchnorm else 1
-
-
 def _least(plan: Plan, trace: Trace) -> Parts:
     """What a rank needs with the smallest micro-batch, and with checkpointing if that is open."""
-    micro = min(_smallest_batch(trace), plan.micro_batch_size.value)
+    micro = min(smallest_micro_batch(trace), plan.micro_batch_size.value)
     smallest = replace(plan, micro_batch_size=Decision(micro, "the smallest"))
     return predict_parts(
         smallest, is_checkpointed=plan.activation_checkpointing.value or plan.may_recompute
@@ -123,8 +121,8 @@ def _least(plan: Plan, trace: Trace) -> Parts:
 
 def _too_large_a_batch(plan: Plan, trace: Trace, planned: Parts, there: int) -> Finding:
     micro = plan.batch.micro_batch_size
-    while micro > _smallest_batch(trace):
-        micro = max(_smallest_batch(trace), micro // 2)
+    while micro > smallest_micro_batch(trace):
+        micro = max(smallest_micro_batch(trace), micro // 2)
         smaller = replace(plan, micro_batch_size=Decision(micro, "tried"))
         if predict_parts(smaller).total <= there:
             break
@@ -171,13 +169,14 @@ def _attempts(
         plan.activation_checkpointing.value or plan.may_recompute,
         plan.strategy.value,
         plan.shard_ranks.value,
+        plan.offload.value,
     )
 
     def attempt(text: str, way: _Way, there: int = there) -> _Attempt:
         return _Attempt(text, _needed(trace, way, cards), there)
 
     changes = list(_changes(trace, plan, way, cards))
-    if _state(trace, way) > host_bytes:
+    if state_bytes(job, trace, way.precision) > host_bytes:
         changes = [(text, change) for text, change in changes if "offload" not in text]
     for text, change in changes:
         yield attempt(text, change(way))
@@ -197,12 +196,6 @@ def _attempts(
     if can_spread and (size := max(larger)) > there:
         on_largest = partial(attempt, there=size)
         yield from _with_more_gpus(on_largest, text, best, plan, f"x {larger[size].name}")
-
-
-def _state(trace: Trace, way: _Way) -> int:
-    """All of the state once: what the hosts would keep."""
-    layout = layout_of(way.job, strategy="single", precision=way.precision, shards=1)
-    return sum(largest_share(weights_of(trace), layout))
 
 
 def _all_of(changes: Sequence[_Change], way: _Way) -> tuple[str, _Way]:
@@ -235,20 +228,19 @@ def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Itera
         return
     if way.strategy != "fsdp" and ranks > 1:
         yield "strategy=fsdp", lambda way: replace(way, strategy="fsdp", shards=ranks)
-    if way.strategy != "fsdp" or not way.job.fsdp.offload:
+    if way.strategy != "fsdp" or way.offload is None:
         yield "strategy=fsdp fsdp.offload=true", lambda way: _offloaded(way, ranks)
 
 
 def _with_deepspeed(way: _Way, **changes: bool | int) -> _Way:
     settings = way.job.deepspeed.model_copy(update=changes)
-    return replace(way, job=way.job.model_copy(update={"deepspeed": settings}))
+    job = way.job.model_copy(update={"deepspeed": settings})
+    return replace(way, job=job, offload=kept_by_zero(job))
 
 
 def _offloaded(way: _Way, ranks: int) -> _Way:
-    settings = way.job.fsdp.model_copy(update={"offload": True})
     shards = way.shards if way.strategy == "fsdp" else ranks
-    job = way.job.model_copy(update={"fsdp": settings})
-    return replace(way, job=job, strategy="fsdp", shards=shards)
+    return replace(way, strategy="fsdp", shards=shards, offload=FSDP_OFFLOAD)
 
 
 def _with_more_gpus(
@@ -267,13 +259,13 @@ def _with_more_gpus(
 
 
 def _needed(trace: Trace, way: _Way, cards: Sequence[Gpu]) -> int:
-    footprint = make_footprint(
-        way.job, trace, way.precision, way.strategy, cards, shards=way.shards
+    return least_bytes(
+        way.job,
+        trace,
+        way.precision,
+        way.strategy,
+        cards,
+        way.shards,
+        way.offload,
+        is_checkpointed=way.is_checkpointed,
     )
-    micro = _smallest_batch(trace)
-    return footprint.parts(
-        micro_batch=micro,
-        samples=micro,
-        is_checkpointed=way.is_checkpointed and footprint.checkpointed is not None,
-        shards=way.shards,
-    ).total

@@ -25,9 +25,11 @@ def make_footprint(
     strategy: str,
     cards: Iterable[Gpu] = (),
     shards: int = 1,
+    offload: str | None = None,
 ) -> Footprint:
     """What the model and a sample take in this precision, with the job's optimizer, on the rank
-    that holds most; `shards` ranks share a copy of what the strategy spreads."""
+    that holds most; `shards` ranks share a copy of what the strategy spreads, `offload` is what a
+    plan keeps in host memory."""
     is_half = precision in ("bf16", "fp16")
     wide = 2 if precision == "fp64" else 1  # every other one leaves activations as they are
     weights = weights_of(trace)
@@ -49,7 +51,7 @@ def make_footprint(
         gradient_bytes=gradients,
         optimizer_bytes=share.optimizer,
         average_bytes=share.average,
-        offloaded=_offloaded(job, strategy),
+        offloaded=_offloaded(strategy, offload or ""),
         gathered_bytes=wide * gathered.weights,
         unreduced_bytes=wide * gathered.block_gradients,
         last_reduced_bytes=wide * gathered.outside_gradients,
@@ -81,14 +83,37 @@ def _workspaces(cards: Iterable[Gpu]) -> int:
     return 2 * (32 * 2**20 if newest >= (9, 0) else 2 * 4 * 2**20 + 8 * 16 * 2**10)
 
 
-def _offloaded(job: Job, strategy: str) -> list[str]:
-    if strategy == "fsdp" and job.fsdp.offload:
+def least_bytes(
+    job: Job,
+    trace: Trace,
+    precision: str,
+    strategy: str,
+    cards: Iterable[Gpu],
+    shards: int = 1,
+    offload: str | None = None,
+    *,
+    is_checkpointed: bool = True,
+) -> int:
+    """What a rank needs with the smallest micro-batch, with checkpointing where it is known."""
+    footprint = make_footprint(job, trace, precision, strategy, cards, shards, offload)
+    micro = smallest_micro_batch(trace)
+    return footprint.parts(
+        micro_batch=micro,
+        samples=micro,
+        is_checkpointed=is_checkpointed and footprint.checkpointed is not None,
+        shards=shards,
+    ).total
+
+
+def smallest_micro_batch(trace: Trace) -> int:
+    return 2 if trace.has_batchnorm else 1
+
+
+def _offloaded(strategy: str, offload: str) -> list[str]:
+    if strategy == "fsdp" and offload:
         return ["weights", "gradients", "optimizer", "average"]
-    if strategy != "deepspeed":
-        return []
-    settings = job.deepspeed
-    return ["optimizer", "average"] * settings.offload_optimizer + (
-        ["weights"] * settings.offload_parameters
+    return ["optimizer", "average"] * ("optimizer" in offload) + ["weights"] * (
+        "weights" in offload
     )
 
 

@@ -12,6 +12,8 @@ from phalanx.planner.footprint import Footprint
 from phalanx.planner.forecast import Forecast
 
 SCHEMA_VERSION = 1
+FSDP_OFFLOAD = "state"
+"""What a plan says that FSDP keeps in host memory: weights, gradients and optimizer state."""
 
 T = TypeVar("T")
 
@@ -48,7 +50,8 @@ class Plan:
     zero_stage: Decision[int | None] = Decision(None, "no DeepSpeed")
     """1, 2 or 3: how much DeepSpeed's ZeRO spreads over the ranks."""
     offload: Decision[str | None] = Decision(None, "nothing is kept in host memory")
-    """`optimizer`, `weights` or both: what DeepSpeed keeps in host memory."""
+    """What is kept in host memory: `optimizer`, `weights` or both by DeepSpeed, `state`, which is
+    all, by FSDP."""
     precision: Decision[str]
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
     determinism: Decision[str]

@@ -87,7 +87,11 @@ def _activations(
     """What was allocated beyond all that is known; with the gradients where `is_sum`."""
     assert step.allocated_bytes is not None
     shards = step.ranks if step.strategy in ("fsdp", "deepspeed") else 1
-    parts = make_footprint(job, trace, plan.precision.value, step.strategy, cards, shards).parts(
+    offload = plan.offload.value if step.strategy == plan.strategy.value else None
+    footprint = make_footprint(
+        job, trace, plan.precision.value, step.strategy, cards, shards, offload
+    )
+    parts = footprint.parts(
         micro_batch=step.micro_batch,
         samples=step.micro_batch * step.accumulation,
         is_checkpointed=False,

@@ -181,7 +181,7 @@ def _checkpointing_would(plan: Plan) -> str:
 def _sharding_would(plan: Plan) -> list[str]:
     if plan.strategy.value == "fsdp":
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
-        is_offloaded = plan.footprint is not None and bool(plan.footprint.offloaded)
+        is_offloaded = plan.offload.value is not None
         return ["more ranks: each holds less", *([] if is_offloaded else [offload])]
     if plan.strategy.value == "deepspeed":
         return _zero_would(plan)

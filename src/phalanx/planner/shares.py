@@ -109,6 +109,12 @@ def weights_of(trace: Trace) -> list[Weight]:
     ]
 
 
+def state_bytes(job: Job, trace: Trace, precision: str) -> int:
+    """All of the state once: what the hosts keep of a copy that is offloaded."""
+    layout = layout_of(job, strategy="single", precision=precision, shards=1)
+    return sum(largest_share(weights_of(trace), layout))
+
+
 def share_of(weights: Sequence[Weight], layout: Layout, rank: int) -> Share:
     """What a rank holds after the backward of a step."""
     place = rank % layout.shards

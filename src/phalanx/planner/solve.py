@@ -22,11 +22,7 @@ from phalanx.planner.batch_size import (
     keep_micro_batch,
 )
 from phalanx.planner.compiled import choose_compile
-from phalanx.planner.deepspeed import (
-    choose_offload,
-    choose_zero_stage,
-    deepspeed_findings,
-)
+from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
 from phalanx.planner.forecaster import Forecaster, with_forecast
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
@@ -111,7 +107,7 @@ def _solve(
         shard_ranks=chosen.shard_ranks,
         build=chosen.build,
         zero_stage=choose_zero_stage(job, chosen.strategy.value),
-        offload=choose_offload(job, chosen.strategy.value),
+        offload=chosen.offload,
         precision=precision,
         determinism=determinism,
         sync_batchnorm=synced,
@@ -161,6 +157,7 @@ def _solve(
             chosen.strategy.value,
             placement.cards,
             chosen.shard_ranks.value,
+            chosen.offload.value,
         ),
         device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},

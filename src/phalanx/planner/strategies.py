@@ -23,32 +23,53 @@ def other_strategies(
     placement: Placement,
     predict: Callable[[Plan], Forecast | None],
 ) -> list[dict[str, Any]]:
-    """ddp where fsdp was chosen, and the other way round, with the same batch."""
+    """What keeps the state in another way, with the same batch: ddp where fsdp was chosen, and the
+    other way round; where the state is in host memory, also what keeps it on the GPUs."""
     ranks, chosen = plan.ranks.value, plan.strategy.value
-    if ranks == 1 or chosen not in ("ddp", "fsdp") or plan.determinism.value == "exact":
+    is_offloaded = chosen == "fsdp" and plan.offload.value is not None
+    if plan.determinism.value == "exact" or chosen not in ("ddp", "fsdp"):
         return []
-    name = "fsdp" if chosen == "ddp" else "ddp"
-    shards = placement.node_ranks if name == "fsdp" else 1
+    if ranks == 1:
+        names = ["single"] if is_offloaded else []
+    else:
+        names = ["fsdp"] if chosen == "ddp" else ["ddp"]
+        names += ["fsdp"] if is_offloaded else []
+    return [_other(job, trace, plan, placement, predict, name) for name in names]
+
+
+def _other(
+    job: Job,
+    trace: Trace,
+    plan: Plan,
+    placement: Placement,
+    predict: Callable[[Plan], Forecast | None],
+    name: str,
+) -> dict[str, Any]:
+    shards = 1
+    if name == "fsdp":
+        is_same = plan.strategy.value == "fsdp"
+        shards = plan.shard_ranks.value if is_same else placement.node_ranks
     other = replace(
         plan,
         strategy=Decision(name, ""),
         shard_ranks=Decision(shards, ""),
+        offload=Decision(None, ""),
         footprint=make_footprint(job, trace, plan.precision.value, name, placement.cards, shards),
     )
     parts, forecast = predict_parts(other), predict(other)
     rate = forecast.samples_per_s if forecast is not None else None
-    return [
-        {
-            "choice": f"strategy={name}",
-            "samples_per_s": rate,
-            "memory_bytes": parts.total,
-            "why_not": _why_not(job, plan, parts.total, rate),
-        }
-    ]
+    return {
+        "choice": "fsdp.offload=false" if name == plan.strategy.value else f"strategy={name}",
+        "samples_per_s": rate,
+        "memory_bytes": parts.total,
+        "why_not": _why_not(job, plan, name, parts.total, rate),
+    }
 
 
-def _why_not(job: Job, plan: Plan, size: int, rate: float | None) -> str:
-    if job.strategy != "auto":
+def _why_not(job: Job, plan: Plan, name: str, size: int, rate: float | None) -> str:
+    if name == plan.strategy.value and job.fsdp.offload is True:
+        return "fsdp.offload = true is asked for"
+    if name != plan.strategy.value and job.strategy != "auto":
         return f"strategy = {job.strategy} is asked for"
     ranks = plan.ranks.value
     if plan.device_bytes is not None and size > room_for(plan.device_bytes, ranks):

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
+from phalanx.planner.deepspeed import choose_zero_offload
 from phalanx.planner.devices import Placement
-from phalanx.planner.memory import make_footprint, smallest_memory
-from phalanx.planner.plan import Decision
+from phalanx.planner.memory import least_bytes, smallest_memory
+from phalanx.planner.plan import FSDP_OFFLOAD, Decision
 from phalanx.planner.room import describe_room, room_for
+from phalanx.planner.shares import state_bytes
 from phalanx.planner.trace import Trace
 
+_UNTIMED = "slower than predicted: copies to the host and the update there are not timed"
 _HOST_SHARE = 0.5  # of the host's memory that models built whole on every rank may take
 
 
@@ -23,6 +26,7 @@ class StrategyChoice:
     strategy: Decision[str]
     shard_ranks: Decision[int]
     build: Decision[str]
+    offload: Decision[str | None]
 
 
 def choose_strategy(
@@ -30,45 +34,131 @@ def choose_strategy(
 ) -> tuple[StrategyChoice, list[Finding]]:
     """The strategy for a number of ranks, and what speaks against it."""
     ranks, device = placement.ranks.value, placement.device.value
-    strategy = _choose(job, ranks, _too_large(job, placement, trace, precision))
     node_ranks = placement.node_ranks
+    needs = _Needs(job, placement, machine, trace, precision)
+    strategy, offload = _choose(job, ranks, needs)
     shard_ranks, findings = _choose_shard_ranks(job, strategy.value, ranks, node_ranks)
     if strategy.value == "fsdp" and device == "mps":
         findings.append(_fsdp_on_mps(job))
     build = _choose_build(job, strategy.value, node_ranks, machine, trace)
-    return StrategyChoice(strategy, shard_ranks, build), findings
+    return StrategyChoice(strategy, shard_ranks, build, offload), findings
 
 
-def _too_large(job: Job, placement: Placement, trace: Trace, precision: str) -> str | None:
-    """Why a rank cannot hold the whole model, with one sample at a time; None when it can."""
-    there = smallest_memory(placement.cards)
-    if there is None or job.determinism == "exact":
-        return None
-    footprint = make_footprint(job, trace, precision, "ddp", placement.cards)
-    needed = footprint.parts(
-        micro_batch=1, samples=1, is_checkpointed=footprint.checkpointed is not None
-    ).total
-    ranks = placement.ranks.value
-    if needed <= room_for(there, ranks):
-        return None
-    return (
-        f"{format_bytes(needed)} with one sample at a time on every rank, more than "
-        f"{describe_room(there, ranks)}"
-    )
+@dataclass(frozen=True)
+class _Needs:
+    """What a rank needs of its GPU with the smallest micro-batch, by how the state is kept."""
+
+    job: Job
+    placement: Placement
+    machine: Machine
+    trace: Trace
+    precision: str
+
+    @property
+    def _there(self) -> int | None:
+        if self.job.determinism == "exact":  # has one way
+            return None
+        return smallest_memory(self.placement.cards)
+
+    def too_large_for_ddp(self) -> str | None:
+        """Why a rank cannot hold the whole model; None when it can."""
+        there, ranks = self._there, self.placement.ranks.value
+        if there is None:
+            return None
+        needed = self._least("ddp")
+        if needed <= room_for(there, ranks):
+            return None
+        count = "two samples" if self.trace.has_batchnorm else "one sample"
+        return (
+            f"{format_bytes(needed)} with {count} at a time on every rank, more than "
+            f"{describe_room(there, ranks)}"
+        )
+
+    def only_offloaded(self) -> tuple[str, str] | None:
+        """Why the state has to be kept in host memory, and what that takes; None when the job runs
+        without, or not even with it. It is slow, and so for jobs that would be refused: one that
+        only leaves less room than it should stays on its GPUs."""
+        there, ranks = self._there, self.placement.ranks.value
+        if there is None or self.placement.device.value != "cuda":
+            return None
+        shards = self.job.fsdp.shard_ranks or self.placement.node_ranks
+        if ranks % shards:
+            return None
+        # Blocks run again in backward only where the job leaves that open.
+        can_recompute = self.job.activation_checkpointing != "off"
+        others = ["ddp", "fsdp"] if ranks > 1 else ["single"]
+        least = {
+            name: self._least(name, shards if name == "fsdp" else 1, is_checkpointed=can_recompute)
+            for name in others
+        }
+        if min(least.values()) <= there:
+            return None
+        left = self._least("fsdp", shards, FSDP_OFFLOAD, is_checkpointed=can_recompute)
+        kept = ranks // shards * state_bytes(self.job, self.trace, self.precision)
+        hosts = self.machine.nodes * self.machine.memory.total_bytes
+        if left > room_for(there, ranks=2) or kept > hosts:
+            return None
+        without = " and ".join(f"{name} {format_bytes(size)}" for name, size in least.items())
+        return (
+            f"with the smallest micro-batch {without} are needed, the smallest GPU has "
+            f"{format_bytes(there)}",
+            f"{format_bytes(left)} are needed on a GPU instead of "
+            f"{format_bytes(min(least.values()))}; the state takes {format_bytes(kept)} of "
+            f"{format_bytes(hosts)} host memory",
+        )
+
+    def _least(
+        self,
+        strategy: str,
+        shards: int = 1,
+        offload: str | None = None,
+        *,
+        is_checkpointed: bool = True,
+    ) -> int:
+        return least_bytes(
+            self.job,
+            self.trace,
+            self.precision,
+            strategy,
+            self.placement.cards,
+            shards,
+            offload,
+            is_checkpointed=is_checkpointed,
+        )
 
 
-def _choose(job: Job, ranks: int, too_large: str | None) -> Decision[str]:
-    asked = job.strategy
-    if asked == "fsdp" and job.fsdp.offload:
-        return Decision("fsdp", "strategy = fsdp, with the state in host memory (fsdp.offload)")
+def _choose(job: Job, ranks: int, needs: _Needs) -> tuple[Decision[str], Decision[str | None]]:
+    """The strategy, and what is kept in host memory under it."""
+    asked, wish = job.strategy, job.fsdp.offload
     if asked == "deepspeed":
-        return Decision("deepspeed", "strategy = deepspeed")
+        return Decision("deepspeed", "strategy = deepspeed"), choose_zero_offload(job)
+    offloaded: Decision[str | None] = Decision(
+        FSDP_OFFLOAD, "fsdp.offload = true: less device memory, slower steps"
+    )
+    if asked == "fsdp" and wish is True:
+        text = "strategy = fsdp, with the state in host memory (fsdp.offload)"
+        return Decision("fsdp", text), offloaded
+    found = needs.only_offloaded() if asked in ("auto", "fsdp") and wish is not False else None
+    if found is not None:
+        why, takes = found
+        if wish == "auto":
+            offloaded = Decision(FSDP_OFFLOAD, f"fsdp.offload = auto: {takes}; {_UNTIMED}")
+        text = f"strategy = {asked}, with the state in host memory: {why}"
+        return Decision("fsdp", text), offloaded
+    strategy = _choose_on_device(job, ranks, needs)
+    if strategy.value == "fsdp" and wish is True:
+        return strategy, offloaded
+    return strategy, Decision(None, "nothing is kept in host memory")
+
+
+def _choose_on_device(job: Job, ranks: int, needs: _Needs) -> Decision[str]:
+    asked = job.strategy
     if ranks == 1:
         why = f" (strategy = {asked} has nothing to share)" if asked in ("ddp", "fsdp") else ""
         return Decision("single", f"one rank{why}")
     if asked != "auto":
         return Decision(asked, f"strategy = {asked}")
-    if too_large is not None:
+    if (too_large := needs.too_large_for_ddp()) is not None:
         return Decision("fsdp", f"auto: ddp would need {too_large}")
     return Decision("ddp", f"the simplest strategy for {ranks} ranks")
 

@@ -52,7 +52,12 @@ OFFLOAD = "deepspeed.offload_optimizer=true deepspeed.offload_parameters=true"
         ),
         # 4 x 8 GiB of state; half of that, and 3/17 of 8 GiB that are gathered or wait.
         case("fsdp", sizes(8), {"strategy": "ddp"}, "strategy=fsdp, which needs 17.4 GiB"),
-        case("offload", sizes(30), {}, "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB"),
+        case(
+            "offload",
+            sizes(30),
+            {"fsdp": {"offload": False}},
+            "strategy=fsdp fsdp.offload=true, which needs 5.3 GiB",
+        ),
         # The host has 125.5 GiB: 4 x 60 GiB of state have to be spread further.
         case("gpus", sizes(60), {}, "the same job on 32 GPUs, which needs 18.1 GiB"),
         case("one-gpu", sizes(60), {"devices": {"gpus": 1}}, "strategy=fsdp on 32 GPUs, which"),

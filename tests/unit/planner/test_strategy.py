@@ -2,7 +2,9 @@
 
 import pytest
 
+from phalanx.planner.memory import predict_parts
 from phalanx.planner.revise import halve_micro_batch
+from tests.unit.planner.test_fit import OFF, sizes
 
 GIB = 2**30
 
@@ -121,3 +123,64 @@ def test_a_state_too_large_for_one_gpu_is_sharded(solve):
     assert plan.strategy.value == "ddp", "a wish is a wish"
     plan, _ = solve("1xt4", trace=large)
     assert plan.strategy.value == "single"
+
+
+ONE = {"devices": {"gpus": 1}}
+KEPT = {"fsdp": {"offload": False}}
+
+
+@pytest.mark.parametrize(
+    ("gib", "keys", "expected"),
+    [
+        # 2 x 24 GiB of GPUs, 125 GiB of host; state is four times the weights.
+        pytest.param(4, {}, ("ddp", None), id="ddp"),
+        pytest.param(8, {}, ("fsdp", None), id="fsdp"),
+        pytest.param(30, {}, ("fsdp", "state"), id="offload"),
+        pytest.param(30, {"strategy": "fsdp"}, ("fsdp", "state"), id="offload-of-fsdp"),
+        pytest.param(30, KEPT, ("fsdp", None), id="not-wanted"),
+        pytest.param(30, {"strategy": "ddp"}, ("ddp", None), id="ddp-is-a-wish"),
+        pytest.param(30, {"determinism": "exact"}, ("ddp", None), id="exact-has-one-way"),
+        pytest.param(30, {"fsdp": {"shard_ranks": 1}}, ("fsdp", None), id="two-copies-on-a-host"),
+        pytest.param(60, {}, ("fsdp", None), id="host-too-small"),
+        pytest.param(4, ONE, ("single", None), id="one-gpu"),
+        pytest.param(8, ONE, ("fsdp", "state"), id="one-gpu-offload"),
+        pytest.param(8, {**ONE, "strategy": "fsdp"}, ("fsdp", "state"), id="one-gpu-fsdp"),
+        pytest.param(8, {**ONE, "strategy": "single"}, ("single", None), id="single-is-a-wish"),
+        pytest.param(8, {**ONE, **KEPT}, ("single", None), id="one-gpu-not-wanted"),
+        pytest.param(60, ONE, ("single", None), id="one-gpu-host-too-small"),
+        pytest.param(8, {**ONE, "fsdp": {"offload": True}}, ("fsdp", "state"), id="wanted"),
+        pytest.param(4, {**ONE, "fsdp": {"offload": True}}, ("single", None), id="not-needed"),
+    ],
+)
+def test_auto_takes_the_simplest_that_fits(solve, gib, keys, expected):
+    plan, findings = solve("2x4090", trace=sizes(gib), global_batch_size=8, **keys)
+    assert (plan.strategy.value, plan.offload.value) == expected
+    fits = expected[1] is not None or gib == 4 or (gib == 8 and expected[0] == "fsdp")
+    assert [f.slug for f in findings if f.severity == "error"] == ([] if fits else ["does-not-fit"])
+    parts = predict_parts(plan)
+    assert (parts.weights == parts.gradients == parts.optimizer == 0) == (expected[1] is not None)
+
+
+def test_offload_says_what_was_needed_and_what_it_takes(solve):
+    plan, _ = solve("2x4090", trace=sizes(30), global_batch_size=8)
+    assert "ddp 120.0 GiB and fsdp 65.3 GiB are needed" in plan.strategy.reason
+    assert "the smallest GPU has 24.0 GiB" in plan.strategy.reason
+    assert "5.3 GiB are needed on a GPU instead of 65.3 GiB" in plan.offload.reason
+    assert "120.0 GiB of 125.5 GiB host memory" in plan.offload.reason
+    assert [(o["choice"], o["why_not"].split(",")[0]) for o in plan.alternatives[:2]] == [
+        ("strategy=ddp", "120.0 GiB"),
+        ("fsdp.offload=false", "65.3 GiB"),
+    ]
+    plan, _ = solve("2x4090", trace=sizes(8), global_batch_size=8, **ONE)
+    assert "single 32.0 GiB are needed" in plan.strategy.reason
+    assert [other["choice"] for other in plan.alternatives[:1]] == ["strategy=single"]
+
+
+def test_offload_does_not_help_where_activations_are_too_much(solve):
+    large = sizes(30, per_sample=15 * GIB, checkpointed=GIB)
+    plan, _ = solve("2x4090", trace=large, global_batch_size=8, precision="bf16")
+    assert plan.offload.value == "state"
+    large = sizes(30, per_sample=20 * GIB, checkpointed=GIB)
+    plan, findings = solve("2x4090", trace=large, global_batch_size=8, precision="bf16", **OFF)
+    assert (plan.strategy.value, plan.offload.value) == ("fsdp", None)
+    assert [f.slug for f in findings if f.severity == "error"] == ["does-not-fit"]

@@ -46,6 +46,7 @@ def make_fsdp(
     *,
     shard_ranks: int,
     build: str,
+    is_offloaded: bool = False,
     adapt: Callable[[nn.Module], None] = lambda model: None,
 ) -> Fsdp:
     """The strategy with the recipe's model, built whole on every rank's host or in parts; `adapt`
@@ -53,14 +54,14 @@ def make_fsdp(
     if build == "whole":
         model = precision.convert(recipe.model())
         adapt(model)
-        strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
+        strategy = Fsdp(recipe, model, process, precision, job, shard_ranks, is_offloaded)
         _move_whole(model, process.device)
         return strategy
     blueprint = _draw(recipe)
     model = precision.convert(blueprint.model)
     adapt(model)
-    strategy = Fsdp(recipe, model, process, precision, job, shard_ranks)
-    blueprint.make_room(torch.device("cpu") if job.offload else process.device)
+    strategy = Fsdp(recipe, model, process, precision, job, shard_ranks, is_offloaded)
+    blueprint.make_room(torch.device("cpu") if is_offloaded else process.device)
     named = [*model.named_parameters(), *model.named_buffers()]
     blueprint.fill({name: shard_of(tensor, is_first=True) for name, tensor in named})
     _move_whole(model, process.device)
@@ -112,12 +113,14 @@ class Fsdp(Together):
         precision: Precision,
         job: FsdpJob,
         shard_ranks: int,
+        is_offloaded: bool = False,
     ) -> None:
         super().__init__(recipe, model, process)
         self.bare_loss.reachable = []  # whole parameters, which would stay alive here
         self._is_first_replica = process.rank < shard_ranks
         whole = [p for p in model.parameters() if _is_whole(p)]
-        _shard(recipe, self.bare_loss, _Sharding(process, precision, job, shard_ranks, whole))
+        sharding = _Sharding(process, precision, job, shard_ranks, whole, is_offloaded)
+        _shard(recipe, self.bare_loss, sharding)
         for module in self._sharded_modules():
             # The loss is divided by the weight of the global batch before: gradients are summed.
             # On gloo only the plain sum is there; a factor would ask for PREMUL_SUM.
@@ -203,9 +206,12 @@ class _Sharding:
         job: FsdpJob,
         shard_ranks: int,
         whole: list[nn.Parameter],
+        is_offloaded: bool,
     ) -> None:
         self._mesh = _make_mesh(process, shard_ranks)
-        self._offload = CPUOffloadPolicy(pin_memory=process.device.type == "cuda")
+        self._offload = OffloadPolicy()
+        if is_offloaded:
+            self._offload = CPUOffloadPolicy(pin_memory=process.device.type == "cuda")
         self._job = job
         self._whole = set(whole)
         self._half = precision.half
@@ -223,7 +229,7 @@ class _Sharding:
                 reduce_dtype=torch.float32 if dtype is not None else None,
                 cast_forward_inputs=False,
             ),
-            offload_policy=self._offload if self._job.offload else OffloadPolicy(),
+            offload_policy=self._offload,
             ignored_params=self._whole,
         )
 
