@@ -22,7 +22,7 @@ KERNEL_S = 1.7e-6
 # and benchmarks/planner.
 LARGE_PRODUCT_SHARE = 0.8
 COPY_SHARE = 0.9
-# Nine of ten points of benchmarks/planner lie within 0.32, all of an H200; other kinds of cards were
+# Nine of ten points of benchmarks/planner lie within 0.32, all of an H200; other cards were
 # never measured.
 _SPREAD = 0.4
 _UNMEASURED_SPREAD = 0.6
