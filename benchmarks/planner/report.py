@@ -54,7 +54,8 @@ class Point:
 
 
 def read_measured(path):
-    """(machine, calibration, {setting's name: record}); a later line replaces an earlier one."""
+    """(machine, {setting's name: record}); a later line replaces an earlier one. A setting has the
+    calibration of its own run: `device`."""
     machine, calibration, settings = {}, None, {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -65,11 +66,11 @@ def read_measured(path):
         elif record["kind"] == "setting" and (
             "error" not in record or record["name"] not in settings
         ):
-            settings[record["name"]] = record
-    return machine, calibration, settings
+            settings[record["name"]] = record | {"device": calibration}
+    return machine, settings
 
 
-def predict(setting, record, machine, calibration):
+def predict(setting, record, machine):
     """Every point of a setting with its predictions."""
     trace = read_trace(setting)
     measured = [
@@ -91,8 +92,8 @@ def predict(setting, record, machine, calibration):
             if size != micro_batch and other is not None
         )
         after = None
-        if calibration is not None and others:
-            known = replace(calibration, steps=others)
+        if record["device"] is not None and others:
+            known = replace(record["device"], steps=others)
             after = solve_plan(job, machine, trace, calibration=known)[0].step_s.value
         yield Point(
             setting,
@@ -213,7 +214,7 @@ def main():
     parser.add_argument("--worst", type=int, default=0, help="also print so many of the worst")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     arguments = parser.parse_args()
-    where, calibration, records = read_measured(arguments.measured)
+    where, records = read_measured(arguments.measured)
     machine = parse_machine(GPU)
     points, failed = [], []
     for setting in find_settings(arguments.only):
@@ -222,7 +223,7 @@ def main():
             continue
         if "error" in record:
             failed.append(f"{setting.name}: {record['error'][:300]}")
-        points += predict(setting, record, machine, calibration)
+        points += predict(setting, record, machine)
     models = {point.setting.model for point in points}
     about = ", ".join(f"{k} {v}" for k, v in where.items() if k not in ("kind", "date", "commit"))
     lines = [

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name(".traces")
 SOURCES = ("engine/*.py", "planner/trace.py", "planner/footprint.py", "planner/operators.py")
 TRACING = (
     "trace", "activations", "as_cuda", "blocks", "recompute", "operator", "recurrence", "kernels",
-    "attention", "footprint", "workspaces", "compiled", "fused", "speed",
+    "attention", "footprint", "workspaces", "live", "compiled", "fused", "speed",
 )  # fmt: skip
 
 

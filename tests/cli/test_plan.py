@@ -113,3 +113,10 @@ def test_an_interval_is_one_word_or_two(words):
     got = values("digits", "--save-every", *words)
     assert got["save_every_s"] == 600
     assert got["save_every_steps"] is None
+
+
+def test_two_strategies_on_the_command_line_are_refused():
+    for argv in (("--strategy", "ddp"), ("--deepspeed", "ds.json")):
+        answer = run_cli("plan", "digits", "--fsdp", *argv)
+        assert answer.code == 2
+        assert "error[two-strategies]" in answer.err

@@ -140,6 +140,7 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     for name, value in given.items():
         key, typed = _KEYS.get(name, name), value
         if name == "fsdp":
+            _refuse_two_strategies(given)
             key, typed = "strategy", "fsdp"
         elif name == "gpus":
             key, typed = "devices.gpus", parse_gpus(value)
@@ -155,6 +156,22 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
             overrides.append(Override("strategy", "deepspeed", flag(name)))
         overrides.append(Override(key, typed, flag(name)))
     return overrides, notes
+
+
+def _refuse_two_strategies(given: dict[str, Any]) -> None:
+    from phalanx.errors import Finding, UserError
+
+    other = "deepspeed" if "deepspeed" in given else given.get("strategy", "fsdp")
+    if other not in ("fsdp", "auto"):
+        flag = f"--strategy {other}" if "strategy" in given else "--deepspeed"
+        raise UserError(
+            Finding(
+                slug="two-strategies",
+                what=f"--fsdp and {flag} ask for two strategies",
+                why="both are on the command line; a run has one",
+                fix=f"--fsdp, or {flag}",
+            )
+        )
 
 
 def parse_gpus(text: str) -> Any:

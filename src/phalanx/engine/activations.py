@@ -11,37 +11,31 @@ from __future__ import annotations
 
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import replace_tensors
 from phalanx.engine.data import choose_fetch, map_tensors, seed_globals
-from phalanx.engine.kernels import Call, workspace_of
-from phalanx.engine.operators import SAMPLES, Growth, Recorder
+from phalanx.engine.live import Live
+from phalanx.engine.operators import SAMPLES
 from phalanx.engine.recompute import recompute_in_backward
 from phalanx.engine.values import Answer, Answering, NotRunError, look_at_values
 from phalanx.errors import format_bytes
 from phalanx.machine.host import probe_cgroup, probe_memory
-from phalanx.planner.compiled import as_compiled
-from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Line, upper_lines
+from phalanx.planner.footprint import COMPILED, Line
 from phalanx.planner.operators import Operator
 from phalanx.recipe.interface import Batch, Recipe, Term, leaves
 
 _PRECISIONS = ("fp32", "bf16")
-_DEVICE = torch.ops.prim.device.default
-_FUSED_NAME = "addcmul"
-_FUSED = torch.ops.aten.addcmul.default  # stands for any kernel that only reads and writes
 _REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
 _REAL_SHARE = 0.25  # of the host memory that is free
 _REAL_S = 30.0
@@ -198,7 +192,7 @@ def _measure_compiled(
     blocks = find_blocks(recipe, model)
     loss = CompiledLoss(recipe, blocks)
 
-    def run(name: str) -> _Live:
+    def run(name: str) -> Live:
         is_half = name == "bf16"
         return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
 
@@ -226,9 +220,9 @@ def _run(
     answering: Answering | None,
     *,
     is_autocast: bool,
-    watch: Callable[[_Live], None] = lambda live: None,
-) -> _Live:
-    live = _Live(model)
+    watch: Callable[[Live], None] = lambda live: None,
+) -> Live:
+    live = Live(model)
     watch(live)
     hooks = [
         parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
@@ -247,134 +241,6 @@ def _run(
     for hook in hooks:
         hook.remove()
     return live
-
-
-class _Front:
-    """The moments that count for some size of a micro-batch: no other has more of both."""
-
-    def __init__(self) -> None:
-        self._moments: list[tuple[int, int]] = []
-
-    def add(self, fixed: int, batched: int) -> None:
-        if not any(fixed <= f and batched <= b for f, b in self._moments):
-            self._moments = [(f, b) for f, b in self._moments if f > fixed or b > batched]
-            self._moments.append((fixed, batched))
-
-    def lines(self) -> list[Line]:
-        return upper_lines(
-            [Line(fixed, batched // SAMPLES) for fixed, batched in sorted(self._moments)]
-        )
-
-
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are alive, apart from the model's own, and operators."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        tensors = [*model.parameters(), *model.buffers()]
-        self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self._growth = Growth(model)
-        self.recorder = Recorder(self._growth)
-        self._compiled = Recorder(self._growth)
-        self._alive: dict[int, tuple[Any, int, bool]] = {}
-        self._fixed = self._batched = self._gradients = 0
-        self.fronts = {is_exact: (_Front(), _Front()) for is_exact in (False, True)}
-        """Without gradients of parameters, and with those that are there at each moment; of exact
-        products only what they take more."""
-
-    def lines(self, precision: str, ending: str = "") -> dict[str, list[Line]]:
-        """Of activations, by the name of the precision with this ending, and with gradients."""
-        names = {False: precision} if precision == "bf16" else {False: "tf32", True: "fp32"}
-        found = {}
-        for is_exact, name in names.items():
-            for front, more, last in zip(
-                self.fronts[is_exact], self.fronts[False], ("", WITH_GRADIENTS), strict=True
-            ):
-                found[name + ending + last] = upper_lines([*front.lines(), *more.lines()])
-        return found
-
-    def operators(self) -> list[Operator]:
-        """What was computed, compiled code last; the host does nothing for a view in it."""
-        kernels = [operator for operator in self._compiled.operators() if operator.kind != "view"]
-        named = (
-            operator._replace(name="fused") if operator.name == _FUSED_NAME else operator
-            for operator in kernels
-        )
-        return [*self.recorder.operators(), *map(as_compiled, named)]
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around compiled code; see `fused.Device`."""
-        eager, self.recorder = self.recorder, self._compiled
-        yield
-        self.recorder = eager
-
-    def launch(self, read: list[Tensor], written: list[Tensor]) -> None:
-        self._compiled.record(_FUSED, (read,), {}, written)
-
-    def allocate(self, like: Tensor) -> Tensor:
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-
-    def take_gradient(self, parameter: Tensor) -> None:
-        """Move a gradient from what is alive to the gradients."""
-        assert parameter.grad is not None
-        self._gradients += parameter.grad.nbytes
-        parameter.grad = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # two calls of three: autograd asks before every operator
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        call = self.recorder.record(func, args, kwargs, out)
-        for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Tensor):
-                self._count(value)
-        if call is not None:
-            self._work(call)
-        return out
-
-    def _work(self, call: Call) -> None:
-        """What a library takes while it runs, and gives back."""
-        for is_exact in (False, True):
-            taken = workspace_of(call, is_exact=is_exact)
-            if taken:
-                read = next(iter(call.tensors()), call.out[0])
-                batched = taken if self._growth.grows(read.numel()) else 0
-                self._moment(taken - batched, batched, is_exact=is_exact)
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._alive or key in self._ignored:
-            return
-        size = storage.nbytes()
-        elements = size // tensor.element_size()
-        is_batched = self._growth.grows(elements)
-        self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
-        self._add(size, is_batched)
-        self._moment(0, 0, is_exact=False)
-
-    def _moment(self, fixed: int, batched: int, *, is_exact: bool) -> None:
-        """What is there now, with so much besides."""
-        fixed, batched = self._fixed + fixed, self._batched + batched
-        for front, more in (
-            (self.fronts[is_exact][0], 0),
-            (self.fronts[is_exact][1], self._gradients),
-        ):
-            front.add(fixed + more, batched)
-
-    def _free(self, key: int) -> None:
-        _, size, is_batched = self._alive.pop(key)
-        self._add(-size, is_batched)
-
-    def _add(self, size: int, is_batched: bool) -> None:
-        if is_batched:
-            self._batched += size
-        else:
-            self._fixed += size
 
 
 def _made_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from phalanx.machine.calibration import MeasuredStep
 
-AMONG_SPREAD = 0.1
-"""Relative half-width for a micro-batch between measured ones."""
-BEYOND_SPREAD = 0.2
+AMONG_SPREAD = 0.15
+"""Relative half-width for a micro-batch between measured ones: four of five points of
+benchmarks/planner lie within it."""
+BEYOND_SPREAD = 0.25
 """For one that is smaller or larger than all of them."""
 _WAITED = 0.1  # of a step that the device had nothing to do: the host was the slower one
 

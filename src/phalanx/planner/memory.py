@@ -13,7 +13,13 @@ from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
 from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.room import describe_room, process_bytes, room_for
+from phalanx.planner.room import (
+    TENSORS_SPREAD,
+    describe_interval,
+    describe_room,
+    process_bytes,
+    room_for,
+)
 from phalanx.planner.shares import largest_share, layout_of, weights_of, whole_gradients
 from phalanx.planner.trace import Trace
 
@@ -200,6 +206,8 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
     """Peak bytes on one rank, and what they are for."""
     parts = predict_parts(plan)
     reason = f"{parts}; micro-batch {plan.batch.largest_slot}"
+    if parts.activations is not None and plan.device.value == "cuda":
+        reason += f"; {describe_interval(parts.total, TENSORS_SPREAD)}"
     if parts.activations is None:
         why = plan.footprint.unknown if plan.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"

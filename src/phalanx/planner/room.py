@@ -13,6 +13,8 @@ _FRAGMENTED = 1.1
 # From 0.55 to 2.00 GiB after the first collective (Stas Bekman, ml-engineering,
 # training/performance: two GPUs; more GPUs take more).
 NCCL_BYTES = 1480 * 2**20
+TENSORS_SPREAD, PROCESS_SPREAD = 0.05, 0.15
+"""Relative half-widths that nine of ten points of benchmarks/planner lie within."""
 _LEFT = 0.03  # of the device: the driver's own
 
 
@@ -38,4 +40,9 @@ def process_bytes(tensors: int, ranks: int, context_bytes: int | None = None) ->
         f"context {format_bytes(context)}",
         *([f"NCCL {format_bytes(nccl)}"] if nccl else []),
     ]
-    return total, " + ".join(parts)
+    return total, f"{' + '.join(parts)}; {describe_interval(total, PROCESS_SPREAD)}"
+
+
+def describe_interval(size: int, spread: float) -> str:
+    low, high = int(size / (1 + spread)), int(size * (1 + spread))
+    return f"{format_bytes(low)} to {format_bytes(high)}"

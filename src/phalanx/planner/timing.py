@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from phalanx.planner.footprint import Line
 from phalanx.planner.operators import Operator, Shape
 from phalanx.planner.rates import HOST_CALL_S, HOST_MODULE_S, HOST_VIEW_S, Rates
 
@@ -26,7 +27,6 @@ _DEPTHWISE = {"forward": 0.027, "input": 0.027, "weight": 0.0075}
 _ATTENTION = {"forward": 0.26, "backward": 0.22}
 _MASKED = {"forward": 0.125, "backward": 0.155}
 _ATTENTION_TILE = 128
-_RECURRENCE = 0.13
 _RECURRENT_STEP_S = 7e-6  # steps follow one another, and each has this to wait for
 # Cards before Hopper reach more of their smaller peak: end to end 41 to 68 % on an A100, 33 to 46
 # on an H100 (MPT, Megatron, fms-fsdp, torchtitan); large products 87 and 80 % (ml-engineering). Not
@@ -76,6 +76,11 @@ def time_operators(
 
 def _host_s(operator: Operator, rates: Rates) -> float:
     seconds = {"view": HOST_VIEW_S, **_MODULES}.get(operator.kind, HOST_CALL_S)
+    if operator.kind == "recurrence" and operator.shape is not None and rates.kind != "cpu":
+        # cuDNN starts a kernel for each step, backward two.
+        seconds += (
+            (1 if operator.phase == "forward" else 2) * operator.shape.batch.fixed * HOST_CALL_S
+        )
     return rates.host * seconds
 
 
@@ -108,22 +113,34 @@ def _rate(per_processor: float, rates: Rates) -> float:
 def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
     flops, share = float(operator.flops.at(samples)), 1.0
     unit = _unit(operator.dtype, precision)
-    least = 0.0
     if operator.kind == "attention":
         flops, share = _attention(operator, samples)
         share *= 1.0 if rates.is_hopper else _BEFORE_HOPPER
     elif operator.kind == "recurrence":
-        share = _RECURRENCE
-        passes = 1 if operator.phase == "forward" else 2
-        least = passes * _RECURRENT_STEP_S * _dimensions(operator, samples)[0]
+        return _recurring_s(operator, samples, rates, precision)
     elif _is_depthwise(operator, samples):
         unit = "fp64" if unit == "fp64" else "fp32"
         share = _DEPTHWISE[operator.name.rpartition(" ")[2] if " " in operator.name else "forward"]
     elif operator.shape is not None:
         share = _product_share(operator, rates) * _fill(operator, operator.shape, samples, rates)
     if rates.kind == "cpu":
-        share, least = 1.0, 0.0
-    return max(least, flops / (share * 1e12 * rates.tflops[unit]))
+        share = 1.0
+    return flops / (share * 1e12 * rates.tflops[unit])
+
+
+def _recurring_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
+    """Half of the work is one product with the inputs of all steps; the other half is a small one
+    with the state in each step, and steps wait for one another."""
+    peak = 1e12 * rates.tflops[_unit(operator.dtype, precision)]
+    flops = operator.flops.at(samples)
+    if rates.kind == "cpu" or operator.shape is None:
+        return flops / peak
+    once = flops / 2 / (_product_share(operator, rates) * peak)
+    steps, *of_one = operator.shape
+    fill = _fill(operator, Shape(Line(1, 0), *of_one), samples, rates)
+    each = flops / 2 / (_product_share(operator, rates) * fill * peak)
+    passes = 1 if operator.phase == "forward" else 2
+    return once + max(each, passes * _RECURRENT_STEP_S * steps.at(samples))
 
 
 def _product_share(operator: Operator, rates: Rates) -> float:

@@ -1,0 +1,37 @@
+"""Ranks keep in host memory what the plan says, whatever the job leaves open."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from phalanx.engine.assembly import Assembly
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.strategies import fsdp
+from phalanx.job import load_job
+from phalanx.planner.plan import Decision
+from phalanx.recipe.load import load_recipe
+
+
+@pytest.mark.parametrize("kept", ["state", None])
+def test_the_plan_says_what_is_kept_in_host_memory(monkeypatch, kept):
+    policies = []
+    monkeypatch.setattr(fsdp, "_make_mesh", lambda *_: None)
+    monkeypatch.setattr(
+        fsdp, "fully_shard", lambda _, **keys: policies.append(keys["offload_policy"])
+    )
+    device = torch.device("cpu")
+    plan = {"strategy": "fsdp", "shard_ranks": 1, "build": "whole", "offload": kept}
+    rank = SimpleNamespace(
+        job=load_job({"recipe": "digits", "steps": 1, "global_batch_size": 8}).job,
+        plan=SimpleNamespace(**{name: Decision(value, "") for name, value in plan.items()}),
+        process=Process(0, 1, device, "gloo"),
+        recipe=load_recipe("digits", {}),
+        precision=Precision("fp32", device),
+        _adapt=lambda model: None,
+    )
+    Assembly._make_strategy(rank)
+    assert policies
+    assert {isinstance(policy, CPUOffloadPolicy) for policy in policies} == {kept is not None}
