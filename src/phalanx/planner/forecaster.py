@@ -20,6 +20,7 @@ from phalanx.planner.footprint import COMPILED
 from phalanx.planner.forecast import Forecast
 from phalanx.planner.measured import Correction, correction
 from phalanx.planner.measuring import measured_steps
+from phalanx.planner.offloading import SPREAD, time_offload
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.probed import probe_seconds
@@ -94,7 +95,9 @@ class Forecaster:
             calibration=self.calibration,
         )
         exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
-        exposed = exchange.exposed_s + exchange.slowed_s
+        to_host = self._offload_s(plan, slots, gradient_bytes)
+        exposed = exchange.exposed_s + exchange.slowed_s + to_host
+        spread = max(spread, SPREAD) if to_host else spread
         waiting = _JITTER * _slowest_of(ranks) * compute
         quick = _JITTER_BEST / _JITTER * waiting + exposed / (1 + ring.spread)
         slow = _JITTER_WORST / _JITTER * waiting + exposed * (1 + ring.spread)
@@ -118,7 +121,7 @@ class Forecaster:
             spread=(1 - share) * spread + share * ring.spread,
             device_s=device,
             host_s=host,
-            exchange_s=exchange.total_s,
+            exchange_s=exchange.total_s + to_host,
             loader_s=loader,
             together_low_s=quick,
             together_high_s=slow,
@@ -185,11 +188,27 @@ class Forecaster:
         layout = layout_of(self.job, strategy=strategy, precision=precision, shards=1)
         return whole_gradients(weights_of(self.trace), layout)
 
+    def _offload_s(self, plan: Plan, slots: int, gradient_bytes: int) -> float:
+        return time_offload(
+            plan,
+            self.placement.cards,
+            weight_bytes=self.trace.parameter_bytes,
+            gradient_bytes=gradient_bytes,
+            state_copies=self._state_copies(),
+            slots=slots,
+        )
+
+    def _state_copies(self) -> int:
+        optimizer = self.job.optimizer
+        return 2 if optimizer.name == "adamw" else int(bool(optimizer.momentum))
+
     def _update_s(self, plan: Plan) -> float:
         job = self.job
+        if plan.offload.value == "state" or "optimizer" in (plan.offload.value or ""):
+            return 0.0  # the CPU does it
         return time_update(
             self._gradient_bytes(plan) // plan.shard_ranks.value,
-            state_copies=2 if job.optimizer.name == "adamw" else int(bool(job.optimizer.momentum)),
+            state_copies=self._state_copies(),
             has_clip=job.optimizer.clip_norm is not None,
             has_average=job.ema.decay is not None,
             is_scaled=plan.precision.value == "fp16",

@@ -15,7 +15,7 @@ from phalanx.planner.room import describe_room, room_for
 from phalanx.planner.shares import state_bytes
 from phalanx.planner.trace import Trace
 
-_UNTIMED = "slower than predicted: copies to the host and the update there are not timed"
+_SLOW = "slow: copies to the host and the update there are guessed, not measured"
 _HOST_SHARE = 0.5  # of the host's memory that models built whole on every rank may take
 
 
@@ -142,7 +142,7 @@ def _choose(job: Job, ranks: int, needs: _Needs) -> tuple[Decision[str], Decisio
     if found is not None:
         why, takes = found
         if wish == "auto":
-            offloaded = Decision(FSDP_OFFLOAD, f"fsdp.offload = auto: {takes}; {_UNTIMED}")
+            offloaded = Decision(FSDP_OFFLOAD, f"fsdp.offload = auto: {takes}; {_SLOW}")
         text = f"strategy = {asked}, with the state in host memory: {why}"
         return Decision("fsdp", text), offloaded
     strategy = _choose_on_device(job, ranks, needs)

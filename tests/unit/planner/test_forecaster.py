@@ -155,3 +155,18 @@ def test_evaluations_and_checkpointing_take_time(plan_on):
         checkpointed_operators={"bf16": [*operators()["bf16"], product(4096, "backward")]},
     ).forecast
     assert recomputed.compute_s > plain.compute_s
+
+
+def test_state_in_host_memory_costs_copies_and_an_update_there(plan_on):
+    large = {"parameter_bytes": 2**32, "trainable_bytes": 2**32, "parameters": 2**30}
+    near, far = (
+        plan_on("8x A100-80", job={"strategy": "fsdp", "fsdp": {"offload": kept}}, **large).forecast
+        for kept in (False, True)
+    )
+    # Of 4 GiB an eighth on each rank: fetched twice, sent once over PCIe 4, then seven passes.
+    share = 2**32 / 8
+    assert far.exposed_s - near.exposed_s == pytest.approx(
+        3 * share / 24e9 + 7 * share / 10e9, rel=0.01
+    )
+    assert far.device_s < near.device_s, "the update is the CPU's"
+    assert far.spread > near.spread, "a guess"
