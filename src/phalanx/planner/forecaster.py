@@ -97,7 +97,6 @@ class Forecaster:
         exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
         to_host = self._offload_s(plan, slots, gradient_bytes)
         exposed = exchange.exposed_s + exchange.slowed_s + to_host
-        spread = max(spread, SPREAD) if to_host else spread
         waiting = _JITTER * _slowest_of(ranks) * compute
         quick = _JITTER_BEST / _JITTER * waiting + exposed / (1 + ring.spread)
         slow = _JITTER_WORST / _JITTER * waiting + exposed * (1 + ring.spread)
@@ -110,7 +109,7 @@ class Forecaster:
         }
         bottleneck = "data" if data > 0 else max(parts, key=lambda name: parts[name])
         step = compute + exposed + waiting + data
-        share = exposed / step
+        share, to_host_share = (exposed - to_host) / step, to_host / step
         duration = plan.total_steps.value * step + self._evaluations_s(plan, one, micro)
         power = self.rates.board_w
         return Forecast(
@@ -118,7 +117,9 @@ class Forecaster:
             exposed_s=exposed,
             waiting_s=waiting,
             data_s=data,
-            spread=(1 - share) * spread + share * ring.spread,
+            spread=(1 - share - to_host_share) * spread
+            + share * ring.spread
+            + to_host_share * SPREAD,
             device_s=device,
             host_s=host,
             exchange_s=exchange.total_s + to_host,
