@@ -24,7 +24,8 @@ from phalanx.planner.batch_size import (
 from phalanx.planner.compiled import choose_compile
 from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
-from phalanx.planner.forecaster import Forecaster, with_forecast
+from phalanx.planner.forecast_reasons import with_forecast
+from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
 from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
