@@ -9,7 +9,12 @@ import hashlib
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's business: tests measure no time.
+hypothesis.settings.register_profile("phalanx", deadline=None)
+hypothesis.settings.load_profile("phalanx")
 
 _HERE = Path(__file__).parent
 _FOLDERS = {
