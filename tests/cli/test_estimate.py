@@ -23,7 +23,7 @@ def asked(tmp_path, monkeypatch):
     pretend_machine(monkeypatch, "cpu")
     given = []
 
-    def ask(spec, options):
+    def ask(spec, options, is_compiled=False):
         given.append(spec)
         return replace(digits(), options=options), []
 
@@ -63,7 +63,7 @@ def test_guide_one_asks_for_a_data_set_on_sixteen_gpus():
 def test_time_is_that_of_the_model_and_not_a_constant(monkeypatch):
     small = answer("digits", *G1)["one_step_s"]
     deep = replace(digits(), operators={k: 40 * ops for k, ops in digits().operators.items()})
-    monkeypatch.setattr(estimating, "trace_recipe", lambda spec, options: (deep, []))
+    monkeypatch.setattr(estimating, "trace_recipe", lambda *asked: (deep, []))
     assert answer("digits", *G1, "width=8")["one_step_s"] > small
 
 
@@ -143,7 +143,7 @@ def test_all_wrong_numbers_are_said_at_once():
 
 def test_a_model_that_cannot_be_traced_needs_the_time_of_a_step(monkeypatch):
     unknown = replace(digits(), operators={}, activation_bytes={}, activations_unknown="no kernel")
-    monkeypatch.setattr(estimating, "trace_recipe", lambda spec, options: (unknown, []))
+    monkeypatch.setattr(estimating, "trace_recipe", lambda *asked: (unknown, []))
     done = run_cli("estimate", *G2)
     assert done.code == 2
     assert "error[time-unknown]" in done.err and "no kernel" in done.err
