@@ -9,11 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from phalanx.engine.workspaces import (
-    convolution_workspace,
-    counting_workspace,
-    recurrent_workspace,
-)
 from phalanx.planner.operators import Kind
 
 Dimensions = tuple[int, int, int, int]
@@ -69,22 +64,6 @@ def kernels_of(call: Call) -> list[Kernel]:
         read = [tensor for tensor in read if tensor is not call.out[0]]
     kind: Kind = "copy" if call.name in _COPIES else "memory"
     return [Kernel(_REDUCTIONS.get(call.name, kind), call.name, [*read, *call.out])]
-
-
-def workspace_of(call: Call, *, is_exact: bool) -> int:
-    """Bytes that a library takes while a call runs; `is_exact`: fp32 products without TF32."""
-    if call.name in ("convolution", "convolution_backward"):
-        out = call.out[0] if call.name == "convolution" else call["grad_output"]
-        return convolution_workspace(
-            call["input"], call["weight"], out, call["stride"], call["groups"], is_exact=is_exact
-        )
-    if call.name in ("recurrence", "recurrence_backward"):
-        units = call["weights"][1].shape[1]
-        sizes = (call["gates"], call["layers"], call["directions"])
-        return recurrent_workspace(call["input"], units, *sizes)
-    if call.name == "sum":
-        return counting_workspace(call.args[0], call.out[0])
-    return 0
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.engine.kernels import Call, workspace_of
+from phalanx.engine.kernels import Call
 from phalanx.engine.operators import SAMPLES, Growth, Recorder
+from phalanx.engine.workspaces import workspace_of
 from phalanx.planner.compiled import as_compiled
 from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
@@ -113,11 +114,11 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _work(self, call: Call) -> None:
         """What a library takes while it runs, and gives back."""
         for is_exact in (False, True):
-            taken = workspace_of(call, is_exact=is_exact)
-            if taken:
+            fixed, of_samples = workspace_of(call, is_exact=is_exact)
+            if fixed or of_samples:
                 read = next(iter(call.tensors()), call.out[0])
-                batched = taken if self._growth.grows(read.numel()) else 0
-                self._moment(taken - batched, batched, is_exact=is_exact)
+                batched = of_samples if self._growth.grows(read.numel()) else 0
+                self._moment(fixed + of_samples - batched, batched, is_exact=is_exact)
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

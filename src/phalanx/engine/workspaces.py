@@ -6,9 +6,12 @@ Measured by benchmarks/planner/workspaces.py on an H200 (cuDNN 9); no library sa
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from phalanx.engine.kernels import Call
 
 # A convolution of exact fp32 goes through transformed tiles: of its input, and of its weights.
 _TILED_INPUT, _TILED_WEIGHT = 4.5, 70
@@ -17,6 +20,7 @@ _TILED_INPUT, _TILED_WEIGHT = 4.5, 70
 _RECURRENT_BESIDES = 2.8
 _BOTH_DIRECTIONS = 1.25
 _FURTHER_LAYER = 1.2
+_FLATTENED = 1.33
 
 
 def convolution_workspace(
@@ -35,6 +39,11 @@ def convolution_workspace(
     return x.nbytes + out.nbytes
 
 
+def flattened_weights(weights: Sequence[Tensor]) -> int:
+    """Weights in half precision are put into one piece on the way, whatever the batch."""
+    return sum(int(_FLATTENED * w.nbytes) for w in weights if w.element_size() == 2)
+
+
 def recurrent_workspace(x: Tensor, units: int, gates: int, layers: int, directions: int) -> int:
     """Of forward or of backward; `x` has steps and samples first."""
     each = (gates + _RECURRENT_BESIDES) * directions
@@ -48,3 +57,35 @@ def counting_workspace(x: Tensor, out: Tensor) -> int:
     """Sums of what is no int64 into int64, as backward of a maximum counts ties: a copy first."""
     is_counted = not x.is_floating_point() and out.element_size() > x.element_size()
     return x.numel() * out.element_size() if is_counted else 0
+
+
+class Workspace(NamedTuple):
+    """Bytes that a library takes while a call runs."""
+
+    fixed: int = 0
+    of_samples: int = 0
+    """Grows with what the call reads."""
+
+
+def workspace_of(call: Call, *, is_exact: bool) -> Workspace:
+    """What a call takes besides its tensors; `is_exact`: fp32 products without TF32."""
+    if call.name in ("convolution", "convolution_backward"):
+        out = call.out[0] if call.name == "convolution" else call["grad_output"]
+        return Workspace(
+            of_samples=convolution_workspace(
+                call["input"],
+                call["weight"],
+                out,
+                call["stride"],
+                call["groups"],
+                is_exact=is_exact,
+            )
+        )
+    if call.name in ("recurrence", "recurrence_backward"):
+        weights = call["weights"]
+        sizes = (call["gates"], call["layers"], call["directions"])
+        taken = recurrent_workspace(call["input"], weights[1].shape[1], *sizes)
+        return Workspace(flattened_weights(weights), taken)
+    if call.name == "sum":
+        return Workspace(of_samples=counting_workspace(call.args[0], call.out[0]))
+    return Workspace()
