@@ -12,11 +12,12 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint static fix ranks gpu bench docs clean
+.PHONY: help setup demo test test-full lint static fix ranks gpu bench docs clean
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
 	@echo "make test    set up, lint, run the whole test suite"
+	@echo "make test-full   the same with further cases of the slowest tests"
 	@echo "make setup   make $(VENV) with the tested versions"
 	@echo "make lint    format, lint, types, spelling, contract tests"
 	@echo "make fix     format and apply safe lint fixes"
@@ -54,6 +55,9 @@ demo: setup
 # One pytest run at the end, contract tests included: its last line counts every test.
 test: static
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests
+
+test-full: static
+	PHALANX_FULL=1 $(PYTEST) -n $(WORKERS) --dist loadgroup tests
 
 lint: static
 	$(PYTEST) tests/contract

@@ -17,6 +17,7 @@ hypothesis.settings.register_profile("phalanx", deadline=None)
 hypothesis.settings.load_profile("phalanx")
 
 _HERE = Path(__file__).parent
+_IS_FULL = bool(os.environ.get("PHALANX_FULL"))
 _FOLDERS = {
     "contract": "reads the source and the docs",
     "unit": "one module, no processes",
@@ -30,8 +31,20 @@ _FOLDERS = {
 def pytest_configure(config):
     for name, meaning in _FOLDERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "full: another case of a slow test, in `make test-full`")
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"  # the reason of every skip is printed
+
+
+def pytest_report_header():
+    return "" if _IS_FULL else "tests marked `full` are left out: `make test-full` runs them too"
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = [] if _IS_FULL else [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_itemcollected(item):
