@@ -38,12 +38,12 @@ _SEEN = 5000
 def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     """`ask` that keeps what it is answered, and unless `is_fresh` answers from memory."""
 
-    def asked(spec: str, options: dict[str, Any], is_compiled: bool = False) -> Answer:
-        key = _key(spec, options, is_compiled)
+    def asked(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
+        key = _key(spec, options, compiled)
         known = _recall(key) if key is not None and not is_fresh else None
         if known is not None:
             return known
-        trace, findings = ask(spec, options, is_compiled)
+        trace, findings = ask(spec, options, compiled)
         if key is not None and trace is not None and not errors_of(findings):
             _keep(key, trace, findings)
         return trace, findings
@@ -51,7 +51,7 @@ def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     return asked
 
 
-def _key(spec: str, options: dict[str, Any], is_compiled: bool) -> str | None:
+def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str | None:
     """What an answer depends on; None where that cannot be told."""
     try:
         parts = [
@@ -59,7 +59,7 @@ def _key(spec: str, options: dict[str, Any], is_compiled: bool) -> str | None:
             recipe_fingerprint(spec),
             _stamp(recipe_file(spec).parent, ".py"),
             json.dumps(options, sort_keys=True),
-            f"compiled: {is_compiled}",
+            f"compiled: {compiled}",
             str(Path.cwd()),
             platform.python_version(),
             _torch_version(),

@@ -40,7 +40,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options, is_compiled=False):
+    def __call__(self, spec, options, compiled=()):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
