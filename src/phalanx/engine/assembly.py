@@ -49,7 +49,11 @@ class Assembly:
         self.plan = plan
         self.process = process
         self.recipe = recipe
-        self.precision = Precision(plan.precision.value, process.device)
+        self.precision = Precision(
+            plan.precision.value,
+            process.device,
+            is_channels_last=plan.channels_last.value == "on",
+        )
         self.precision.configure()
         self._statistics: BatchStatistics | None = None
         self._compiler = self._make_compiler()
@@ -118,7 +122,7 @@ class Assembly:
             self._adapt(model)
             settings = deepspeed_settings(self.job, self.plan)
             return Deepspeed(self.recipe, model, self.process, settings)
-        model = model.to(self.process.device)
+        model = self.precision.lay_out(model.to(self.process.device))
         self._adapt(model)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)

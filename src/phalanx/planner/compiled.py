@@ -33,7 +33,12 @@ def as_compiled(operator: Operator) -> Operator:
 
 
 def time_code(
-    operators: Iterable[Operator], micro_batch: int, rates: Rates, precision: str
+    operators: Iterable[Operator],
+    micro_batch: int,
+    rates: Rates,
+    precision: str,
+    *,
+    is_turned: bool = True,
 ) -> Compute:
     """Forward and backward of one micro-batch, some or all of it compiled."""
     parts: dict[bool, list[Operator]] = {False: [], True: []}
@@ -41,7 +46,8 @@ def time_code(
         name = operator.name.removeprefix(_MARK)  # kernels are told apart by their own names
         parts[name != operator.name].append(operator._replace(name=name))
     eager, compiled = (
-        time_operators(parts[kind], micro_batch, rates, precision) for kind in (False, True)
+        time_operators(parts[kind], micro_batch, rates, precision, is_turned=is_turned)
+        for kind in (False, True)
     )
     return Compute(
         eager.forward_s + compiled.forward_s,

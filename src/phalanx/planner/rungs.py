@@ -75,6 +75,10 @@ def choose_channels_last(
         against = _Against(
             f"{strategy} cuts weights along rows of the plain layout", "strategy=ddp"
         )
+    elif job.determinism == "exact":
+        against = _Against(
+            "determinism = exact adds up gradients in the plain layout", "determinism=resume"
+        )
     if settled.value == "on":
         return _forced("channels_last", settled, against, strategy, device)
     if trace.convolutions + trace.grouped_convolutions == 0:

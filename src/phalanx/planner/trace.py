@@ -83,7 +83,8 @@ class Trace:
     input_bytes: int | None = None
     """Of one sample, as it reaches the device."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
-    """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
+    """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts. Of
+    a model with convolutions also by `bf16+channels_last` and `tf32+channels_last`."""
     checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
     operators: dict[str, list[Operator]] = field(default_factory=dict)
