@@ -13,6 +13,7 @@ import torch
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
+from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
@@ -81,6 +82,8 @@ class Assembly:
         )
         self.terms: list[str] = []
         """Names of the loss terms, where settling ran the model."""
+        self.dropped: list[Dropped] = []
+        """Rungs of speed that did not hold; they are off."""
         self.findings: list[Finding] = []
         """What settling found."""
         with during("settle"):
@@ -165,6 +168,6 @@ class Assembly:
         def run_backward(micro_batch: MicroBatch) -> None:
             self.terms = self.train_step.discard(micro_batch)
 
-        if self._compiler is not None:
-            self.findings += self._compiler.try_out(self.strategy, self.probe, run_backward)
+        self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
+        self.dropped = self.fast_path.settle(self.probe, run_backward)
         self.findings += self.strategy.settle(self.probe, run_backward)

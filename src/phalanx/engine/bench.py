@@ -33,6 +33,7 @@ from phalanx.job.schema import Job
 from phalanx.machine.calibration import MeasuredStep
 from phalanx.planner.measuring import Measured, job_key, plan_at
 from phalanx.planner.plan import Plan
+from phalanx.planner.revise import drop_rung
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.events import EventWriter
@@ -168,6 +169,9 @@ class _MeasuredRank:
         self._process = process
         self._device = process.device
         self._parts = Assembly(job, plan, process, recipe=recipe, data=data)
+        self._notes = [f"{rung} was dropped: {said.what}" for rung, said in self._parts.dropped]
+        for rung, said in self._parts.dropped:  # what is measured is the plan without it
+            self._plan = drop_rung(self._plan, rung, said.what)
         self._average = begin_average(job.ema, self._parts.strategy)
         self._parts.strategy.resume()
         with process.resting() if plan.workers.value > 0 else nullcontext():
@@ -186,7 +190,7 @@ class _MeasuredRank:
         times, waits = self._run(self._process.agree(affordable))
         step_s = median(times)
         memory = self._memory()
-        notes = []
+        notes = list(self._notes)
         low, *_, high = quantiles(times)
         if high - low > _UNEVEN * step_s:
             notes.append(

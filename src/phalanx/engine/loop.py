@@ -61,6 +61,8 @@ class Loop:
     save: Callable[[Counters, bool], dict[str, Any]]
     """Write a checkpoint (step and counters, whether it is the best) and say what was written."""
     loss_scale: Callable[[], float | None]
+    watch: Callable[[], Iterable[tuple[str, dict[str, Any]]]] = tuple
+    """Looks, where a step is logged, whether the fast path still holds; every rank asks."""
     counters: Counters = field(default_factory=Counters)
     ended_because: str = "finished"
     _saved_step: int | None = None
@@ -119,6 +121,7 @@ class Loop:
                 "loss_scale": self.loss_scale(),
             },
         )
+        yield from self.watch()
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             yield "finding", {"finding": _not_finite(loss, self.counters.step).to_json()}

@@ -12,6 +12,7 @@ from phalanx.engine.assembly import Assembly
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.failure import describe_failure
+from phalanx.engine.fast_path import say_dropped
 from phalanx.engine.feeding import make_wishes
 from phalanx.engine.loop import Counters, Loop
 from phalanx.engine.memory import during
@@ -106,6 +107,8 @@ class Worker:
         if process.is_first:
             for finding in parts.findings:
                 self.events.write("finding", finding=finding.to_json())
+            for kind, facts in say_dropped(parts.dropped):
+                self.events.write(kind, **facts)
         # After settling: the discarded passes must not see (or touch) what is loaded here.
         saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
         saved = saving.load()
@@ -133,6 +136,7 @@ class Worker:
             # A recorded run is looked at and thrown away.
             save=(lambda *_: {}) if plan.is_recorded else during("save")(saving.save),
             loss_scale=lambda: parts.precision.loss_scale,
+            watch=lambda: say_dropped(parts.fast_path.watch()),
             counters=counters,
         )
         with during("step", lambda: counters.step):

@@ -6,8 +6,9 @@ off under `fast: off`. A run that goes on keeps what it had: a rung that was dro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.job.schema import Job
@@ -224,3 +225,24 @@ def choose_comparison(job: Job, trace: Trace, plan: Plan, cards: Sequence[Gpu]) 
                 "as planned",
             )
     return Decision(True, f"{', '.join(rungs)}: gradients of the first micro-batch, thrown away")
+
+
+def without_each(plan: Plan, predict: Callable[[Plan], Forecast | None]) -> list[dict[str, object]]:
+    """The plan without one rung at a time; `compiled.py` has compiled code."""
+    entries: list[dict[str, object]] = []
+    for name in ("channels_last", "cuda_graph"):
+        if getattr(plan, name).value == "off":
+            continue
+        off: dict[str, Any] = {name: Decision("off", "")}
+        forecast = predict(replace(plan, **off))
+        rate, now = forecast and forecast.samples_per_s, plan.samples_per_s.value
+        why = f"{100 * (1 - rate / now):.0f} % slower" if rate and now else "slower"
+        entries.append(
+            {
+                "choice": f"{name}=off",
+                "samples_per_s": rate,
+                "memory_bytes": plan.memory_bytes.value,
+                "why_not": why,
+            }
+        )
+    return entries

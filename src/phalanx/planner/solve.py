@@ -40,6 +40,7 @@ from phalanx.planner.rungs import (
     choose_comparison,
     choose_cuda_graph,
     settle_rung,
+    without_each,
 )
 from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
@@ -221,7 +222,8 @@ def _solve(
         hosts = machine.nodes * machine.memory.total_bytes
         about_memory += fit_findings(job, trace, plan, placement.cards, hosts)
     others = other_strategies(job, trace, plan, placement, predict)
-    plan = replace(plan, alternatives=[*others, *plan.alternatives])
+    slower = without_each(plan, predict)
+    plan = replace(plan, alternatives=[*others, *plan.alternatives, *slower])
     return plan, [*findings, *about_rates, *about_memory]
 
 
