@@ -16,6 +16,7 @@ from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
+from phalanx.launch.compile_cache import compile_cache_variables
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -127,6 +128,7 @@ class Supervisor:
             # One node: nothing of ours listens on a network.
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
+            **compile_cache_variables(self._run),
             **self._plan.worker_env,
         }
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
