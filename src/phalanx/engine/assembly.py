@@ -15,6 +15,7 @@ from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
 from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed
+from phalanx.engine.graph import GraphedStep
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
@@ -69,17 +70,17 @@ class Assembly:
         self.fetcher = Fetcher(recipe, data, seed=job.seed, is_shuffled=True)
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         self.probe = self._probe()
-        self.train_step = TrainStep(
-            strategy=self.strategy,
-            schedule=Schedule(
-                job.schedule,
-                peak_lr=plan.lr.value,
-                warmup_steps=plan.warmup_steps.value,
-                total_steps=plan.total_steps.value,
-            ),
-            seed=job.seed,
-            filler=self.probe,
+        schedule = Schedule(
+            job.schedule,
+            peak_lr=plan.lr.value,
+            warmup_steps=plan.warmup_steps.value,
+            total_steps=plan.total_steps.value,
         )
+        self._plain_step = TrainStep(
+            strategy=self.strategy, schedule=schedule, seed=job.seed, filler=self.probe
+        )
+        self.train_step: TrainStep | GraphedStep = self._plain_step
+        """Runs the steps: kernel by kernel, or as CUDA graphs."""
         self.terms: list[str] = []
         """Names of the loss terms, where settling ran the model."""
         self.dropped: list[Dropped] = []
@@ -88,6 +89,8 @@ class Assembly:
         """What settling found."""
         with during("settle"):
             self._settle()
+        if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
+            self.train_step = GraphedStep(strategy=self.strategy, schedule=schedule, seed=job.seed)
 
     def make_feed(self, start: int, wishes: Wishes) -> Feed:
         """The steps of this rank from one on; loader processes are forked here."""
@@ -166,7 +169,7 @@ class Assembly:
 
     def _settle(self) -> None:
         def run_backward(micro_batch: MicroBatch) -> None:
-            self.terms = self.train_step.discard(micro_batch)
+            self.terms = self._plain_step.discard(micro_batch)
 
         self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
         self.dropped = self.fast_path.settle(self.probe, run_backward)

@@ -29,7 +29,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from phalanx.engine.buffers import untouched
 from phalanx.engine.data import MicroBatch
 from phalanx.engine.device_memory import clear_device
+from phalanx.engine.graph import GraphedStep
 from phalanx.engine.shards import local_part
+from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.planner.plan import Plan
@@ -60,6 +62,21 @@ class Dropped(NamedTuple):
 
     rung: str
     finding: Finding
+
+
+def take_graph(step: TrainStep | GraphedStep, plan: Plan) -> list[Dropped]:
+    """The CUDA graph, where a step has just found that it does not hold: it compares itself."""
+    if not step.findings:
+        return []
+    findings = [priced(finding, plan, "cuda_graph") for finding in step.findings]
+    step.findings.clear()
+    return [Dropped("cuda_graph", finding) for finding in findings]
+
+
+def priced(finding: Finding, plan: Plan, rung: str) -> Finding:
+    """With what the plan predicts without the rung."""
+    cost = cost_without(plan, rung)
+    return finding if cost is None else replace(finding, why=f"{finding.why}; {cost}")
 
 
 def say_dropped(dropped: Iterable[Dropped]) -> list[tuple[str, dict[str, Any]]]:
@@ -102,7 +119,7 @@ class FastPath:
         dropped = []
         if self._compiler is not None:
             findings = self._compiler.try_out(self._strategy, micro_batch, run_backward)
-            dropped = [Dropped("compile", self._priced(f, "compile")) for f in findings]
+            dropped = [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
         if self._plan.compared_with_eager.value and self._rungs():
             with untouched(self._model):
                 dropped += self._compare(micro_batch, run_backward)
@@ -114,7 +131,7 @@ class FastPath:
         if self._compiler is None or not self._compiler.is_on:
             return []
         findings = self._compiler.find_changing_shapes(self._strategy.process)
-        return [Dropped("compile", self._priced(f, "compile")) for f in findings]
+        return [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
 
     def _rungs(self) -> list[str]:
         """What is on, the topmost first."""
@@ -252,11 +269,7 @@ class FastPath:
             fix=f"nothing to do, the run trains without it; {rung}=off skips the attempt",
             severity="warning",
         )
-        return self._priced(finding, rung)
-
-    def _priced(self, finding: Finding, rung: str) -> Finding:
-        cost = cost_without(self._plan, rung)
-        return finding if cost is None else replace(finding, why=f"{finding.why}; {cost}")
+        return priced(finding, self._plan, rung)
 
 
 def _norms(reference: Tensor | None, other: Tensor | None) -> Tensor:

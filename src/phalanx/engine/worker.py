@@ -19,6 +19,7 @@ from phalanx.engine.memory import during
 from phalanx.engine.order import check_size
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
+from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
@@ -117,6 +118,7 @@ class Worker:
         if plan.is_recorded:
             from phalanx.engine.record import Recorder  # nobody else waits for its imports
 
+            assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
         evaluator = self._make_evaluator(parts.strategy, saving.average)
         wishes = make_wishes(job, plan, self.stop, is_first=process.is_first, start=counters.step)

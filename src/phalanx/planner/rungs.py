@@ -193,13 +193,9 @@ def _forced(
 def choose_comparison(job: Job, trace: Trace, plan: Plan, cards: Sequence[Gpu]) -> Decision[bool]:
     """Whether the recipe as it is written runs once, to hold the fast path's gradients against:
     wherever that fits into the device."""
-    rungs = [
-        name
-        for name in ("compile", "channels_last", "cuda_graph")
-        if getattr(plan, name).value == "on"
-    ]
+    rungs = [name for name in ("compile", "channels_last") if getattr(plan, name).value == "on"]
     if not rungs:
-        return Decision(False, "nothing is on that could differ from the recipe as it is written")
+        return Decision(False, "nothing computes in another way; a CUDA graph compares itself")
     if plan.device_bytes is not None:
         plain = job.model_copy(update={"compile": "off", "channels_last": "off"})
         footprint = make_footprint(
