@@ -285,8 +285,8 @@ class Job(_Strict):
     about a third more time, the same bits. `auto` turns it on when the prediction without it does
     not fit the GPU."""
     fast: Fast = "auto"
-    """`off` trains as the recipe is written: `compile`, `channels_last` and `cuda_graph` that say
-    `auto` are then off. One that says `on` stays on."""
+    """`off` trains as the recipe is written: `compile`, `channels_last`, `cuda_graph` and
+    `cudnn_search` that say `auto` are then off. One that says `on` stays on."""
     compile: Switch = "auto"
     """Let torch.compile make kernels for the model: less memory and time per step, some seconds to
     a minute at the start, other last bits and other dropout masks. Repeated blocks are compiled
@@ -298,7 +298,11 @@ class Job(_Strict):
     model's convolutions and the precision, on CUDA."""
     cuda_graph: Switch = "auto"
     """Record a whole optimizer step once and let CUDA repeat it: the host then starts one thing per
-    step. `auto` does so on one CUDA rank where every step is alike."""
+    step. `auto` does so on one CUDA rank whose steps are of few sizes."""
+    cudnn_search: Switch = "auto"
+    """Let cuDNN try its kernels for convolutions out, for each size it meets: 5 to 20 s at the
+    start, and whatever memory is free meanwhile. `auto` does so in fp32 and TF32 where the job is
+    long and `determinism` is fast."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None

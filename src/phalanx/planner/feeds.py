@@ -31,6 +31,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "compile": ("compile", "fast", "strategy", "sync_batchnorm", *_LENGTH),
     "channels_last": ("channels_last", "fast", "precision", "strategy"),
     "cuda_graph": ("cuda_graph", "fast", "strategy", "micro_batch_size", "determinism"),
+    "cudnn_search": ("cudnn_search", "fast", "precision", "determinism", *_LENGTH),
     "compared_with_eager": (*_RUNGS, "micro_batch_size"),
     "threads": (*_DEVICES, "determinism"),
     "num_samples": ("recipe", "options"),

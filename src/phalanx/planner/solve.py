@@ -39,6 +39,7 @@ from phalanx.planner.rungs import (
     choose_channels_last,
     choose_comparison,
     choose_cuda_graph,
+    choose_cudnn_search,
     settle_rung,
     without_each,
 )
@@ -230,9 +231,11 @@ def _solve(
 def _with_graph(
     job: Job, trace: Trace, plan: Plan, previous: Plan | None, predict: Predict
 ) -> tuple[Plan, list[Finding]]:
-    """After the micro-batch: all of a step must be equal."""
-    graph, findings = choose_cuda_graph(job, trace, plan, previous, predict(plan))
-    return replace(plan, cuda_graph=graph), findings
+    """After the micro-batch, with which its memory grows."""
+    forecast = predict(plan)
+    graph, findings = choose_cuda_graph(job, trace, plan, previous, forecast)
+    search = choose_cudnn_search(job, trace, plan, previous, forecast)
+    return replace(plan, cuda_graph=graph, cudnn_search=search), findings
 
 
 def _follow_micro_batch(

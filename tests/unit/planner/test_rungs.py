@@ -85,7 +85,6 @@ def test_a_forced_rung_wins_over_fast_off(solve):
         ({}, {"devices": {"gpus": 2}}, "2 ranks"),
         ({"activations_sampled": "item() of a loss"}, {}, "item()"),
         ({"varying_shapes": "[2, 5] and [2, 7]"}, {}, "[2, 7]"),
-        ({}, {"micro_batch_size": 28}, "3 micro-batches of a step have 21 to 22"),
         ({}, {"determinism": "exact"}, "exact"),
     ],
 )
@@ -96,13 +95,38 @@ def test_steps_that_are_not_alike_are_no_graph(solve, facts, keys, said):
 
 
 def test_convolutions_on_tensor_cores_have_channels_last(solve):
-    assert channels_last_pays(53, 0, "bf16") and channels_last_pays(53, 0, "tf32")
-    assert not channels_last_pays(53, 0, "fp32") and not channels_last_pays(1, 0, "bf16")
-    assert not channels_last_pays(4, 18, "bf16")
+    assert channels_last_pays(53, "bf16") and channels_last_pays(53, "tf32")
+    assert not channels_last_pays(53, "fp32") and not channels_last_pays(1, "bf16")
     plan, _ = solve("8xa100", trace={**KNOWN, "convolutions": 53})
     assert plan.channels_last.value == "on" and "53" in plan.channels_last.reason
     plan, _ = solve("cpu", trace={**KNOWN, "convolutions": 53})
     assert plan.channels_last.value == "off"
+
+
+def test_a_graph_leaves_room_for_evaluation(solve):
+    """80 GB, 50 of them activations: a graph keeps those, and evaluation needs its own."""
+    keys = {"devices": {"gpus": 1}, "global_batch_size": 64, "micro_batch_size": 64}
+    large = {"activation_bytes": {"bf16": [Line(0, 50 * 10**9 // 64)]}}
+    plan, _ = solve("8xa100", trace={**KNOWN, **large}, **keys)
+    assert plan.cuda_graph.value == "off" and "for evaluation" in plan.cuda_graph.reason
+    small = {"activation_bytes": {"bf16": [Line(0, 20 * 10**9 // 64)]}}
+    plan, _ = solve("8xa100", trace={**KNOWN, **small}, **keys)
+    assert plan.cuda_graph.value == "on"
+
+
+def test_cudnn_searches_where_that_is_repaid(solve):
+    keys = {"devices": {"gpus": 1}, "precision": "tf32", "steps": 100_000}
+    facts = {**KNOWN, "operators": {"fp32": [SMALL]}, "convolutions": 20}
+    long, _ = solve("8xa100", trace=facts, **keys)
+    assert long.cudnn_search.value == "on" and "20 s of" in long.cudnn_search.reason
+    for other in (
+        {"steps": 100},
+        {"precision": "bf16"},
+        {"determinism": "resume"},
+        {"fast": "off"},
+    ):
+        plan, _ = solve("8xa100", trace=facts, **{**keys, **other})
+        assert plan.cudnn_search.value == "off", other
 
 
 def test_only_what_may_be_compiled_is_traced(make_job):
