@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from phalanx.engine.data import choose_fetch, map_tensors
 from phalanx.engine.optimize import make_optimizer
+from phalanx.engine.precision import Precision
 from phalanx.recipe.load import load_recipe
 
 MICRO = {"Gpt2": 8, "Bert": 24, "VitSmall": 128, "Policy6M": 1024}
@@ -26,9 +27,8 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--budget-s", type=float, default=200)
     arguments = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    precision = Precision("bf16", torch.device("cuda"), is_channels_last=True)
+    precision.configure()
     started = time.monotonic()
     seen = set()
     with arguments.out.open("a") as out:
@@ -44,7 +44,7 @@ def main():
             micro = MICRO.get(setting.model, setting.micro_batches[1])
             begun = time.monotonic()
             try:
-                record = look(setting, micro)
+                record = look(setting, micro, precision)
             except Exception as error:
                 record = {"error": f"{type(error).__name__}: {error}"[:500]}
             out.write(json.dumps({"name": setting.name, "micro": micro, **record}) + "\n")
@@ -53,10 +53,10 @@ def main():
             torch.cuda.empty_cache()
 
 
-def look(setting, micro):
+def look(setting, micro, precision):
     job = setting.job(micro)
     recipe = load_recipe(job.recipe, job.options)
-    model = recipe.model().cuda()
+    model = precision.lay_out(recipe.model().cuda())
     optimizer = make_optimizer(recipe, model, job.optimizer, 1e-4)
     data = recipe.data("train")
     ids = np.arange(micro) % len(data)
@@ -64,8 +64,8 @@ def look(setting, micro):
     keys = torch.from_numpy(ids).cuda()
 
     def step():
-        with torch.autocast("cuda", torch.bfloat16):
-            terms = recipe.loss(model, batch, keys)
+        with precision.autocast():
+            terms = recipe.loss(model, precision.convert_batch(batch), keys)
             loss = sum(term.sum for term in terms.values())
         loss.backward()
         optimizer.step()
