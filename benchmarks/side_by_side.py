@@ -73,7 +73,12 @@ def run(argv, *, cwd=None, cores=None, env=None):
     if cores is not None:
         argv = ["taskset", "-c", ",".join(map(str, cores)), *argv]
     done = subprocess.run(
-        argv, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True
+        argv,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(f"{' '.join(argv)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -151,7 +156,11 @@ class Table:
 def _commit():
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+            ["git", "describe", "--always", "--dirty"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError:
         return "an unknown commit"
