@@ -36,10 +36,10 @@ def plain_loop(epochs):
     """Median microseconds per step of a hand-written loop on one device."""
     torch.set_num_threads(1)
     recipe = load_recipe(RECIPE, {})
-    model, data = recipe.model(), recipe.data("train")
+    model, data = recipe.model(), recipe.data("train").arrays
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, fused=True)
-    size = len(data)
+    size = len(data["x"])
     total = epochs * math.ceil(size / BATCH)
     warmup = int(0.05 * total)
     step, windows, since = 0, [], time.perf_counter()
@@ -47,7 +47,7 @@ def plain_loop(epochs):
         order = torch.randperm(size)
         for start in range(0, size, BATCH):
             ids = order[start : start + BATCH]
-            x, y = data.x[ids], data.y[ids]
+            x, y = data["x"][ids], data["y"][ids]
             if step < warmup:
                 lr = LR * (step + 1) / warmup
             else:

@@ -1,6 +1,7 @@
-"""From positions to batches on the device: fetch by ids and keys, loader processes, one step ahead.
+"""From positions to micro-batches: fetch by ids and keys, loader processes, one step ahead.
 
-requests -> [loader processes: fetch, weigh] -> Feed: weights summed over ranks -> device
+requests -> [loader processes: fetch, weigh] -> device (copying.py) -> Feed: weights over all ranks
+Arrays in memory take another way (gathering.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from phalanx.recipe.keys import make_key
 # starts them through a server instead (forkserver), which costs an import of torch for each.
 _START_METHOD = "fork" if sys.platform == "linux" else None
 
-_NAMED_AT_ONCE = 64  # requests whose sample ids are found together
+_NAMED_AT_ONCE = 64  # requests whose samples are found together
 
 ANY_TERM = "*"
 """Name under which a recipe's single weight stands for every term of its loss."""
@@ -41,6 +42,8 @@ class Request(NamedTuple):
     is_training: bool
     ids: Ids | None = None
     """The samples, where they are known already; else the fetcher finds them."""
+    keys: Ids | None = None
+    """Their keys, known with them."""
 
 
 class MicroBatch(NamedTuple):
@@ -53,31 +56,34 @@ class MicroBatch(NamedTuple):
     """Weight of each term, or None when it depends on the predictions."""
     ids: Ids | None = None
     """The samples asked for."""
+    copied: Any = None
+    """CUDA event after which it is on the device; None: nothing to wait for."""
 
 
 class Fetcher(Dataset[MicroBatch]):
     """Fetches whole micro-batches; runs in the training process or in loader processes."""
 
     def __init__(self, recipe: Recipe, data: Any, *, seed: int, is_shuffled: bool) -> None:
-        self._recipe = recipe
-        self._data = data
+        self.recipe = recipe
+        self.data = data
         self._seed = seed
         self._size = len(data)
         self._is_shuffled = is_shuffled
         self._fetch = choose_fetch(data)
 
     def __getitem__(self, request: Request) -> MicroBatch:
-        epoch, slot, is_training, ids = request
+        epoch, slot, is_training, ids, keys = request
         if ids is not None:
             pass
         elif self._is_shuffled:
             ids = ids_at(self._seed, epoch, slot.start, slot.stop, self._size)
         else:
             ids = np.arange(slot.start, slot.stop, dtype=np.int64)
-        keys = keys_of(self._seed, epoch, ids)
+        if keys is None:
+            keys = keys_of(self._seed, epoch, ids)
         seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
         batch = self._fetch(ids, keys)
-        weights = weigh(self._recipe, batch) if is_training else None
+        weights = weigh(self.recipe, batch) if is_training else None
         return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights, ids)
 
 
@@ -124,18 +130,22 @@ def weigh(recipe: Recipe, batch: Batch) -> dict[str, float] | None:
     return {ANY_TERM: float(weight)}
 
 
-def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterator[Request]:
-    """The same requests with their sample ids, found for many at a time: the order costs twenty
-    array operations however long the arrays are."""
+def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterator[list[Request]]:
+    """The same requests with their sample ids and keys, some at a time: both cost thirty array
+    operations however long the arrays are. Those of a list are of one epoch."""
     requests = iter(requests)
     while chunk := list(islice(requests, _NAMED_AT_ONCE)):
         for epoch, group in groupby(chunk, key=lambda request: request.epoch):
             together = list(group)
             ranges = [np.arange(r.slot.start, r.slot.stop, dtype=np.int64) for r in together]
             ids = ids_of(seed, epoch, np.concatenate(ranges), size)
-            ends = np.cumsum([len(positions) for positions in ranges])
-            for request, part in zip(together, np.split(ids, ends[:-1]), strict=True):
-                yield request._replace(ids=part)
+            keys = keys_of(seed, epoch, ids)
+            named, start = [], 0
+            for _, slot, is_training, *_ in together:
+                stop = start + slot.stop - slot.start
+                named.append(Request(epoch, slot, is_training, ids[start:stop], keys[start:stop]))
+                start = stop
+            yield named
 
 
 class Loader:
@@ -195,6 +205,8 @@ class _Requests(Sampler[Request]):
 
 def move(tree: Any, device: torch.device) -> Any:
     """The same nesting with every tensor on the device; pinned memory is copied asynchronously."""
+    if device.type == "cpu":
+        return tree  # where it was fetched
     return map_tensors(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -211,7 +223,7 @@ def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     return tree
 
 
-@dataclass
+@dataclass(slots=True)
 class StepInput:
     """All that a rank needs for one optimizer step."""
 
@@ -239,54 +251,61 @@ class Feed:
         loader: Iterator[MicroBatch],
         *,
         terms: list[str] | None,
-        device: torch.device,
-        reduce: Callable[[torch.Tensor], Any],
+        reduce: Callable[[torch.Tensor], Any] | None,
         wishes: Callable[[StepShare], tuple[bool, bool]],
     ) -> None:
+        """`loader` gives micro-batches on the device; `reduce` is None on one rank."""
         self._shares = iter(shares)
         self._loader = loader
         self._terms = terms
-        self._device = device
+        self._names = frozenset(terms or ())
         self._reduce = reduce
         self._wishes = wishes
 
     def __iter__(self) -> Iterator[StepInput]:
-        ahead = self._fetch()
+        terms, ahead = self._terms, self._fetch()
         while ahead is not None:
-            share, micro_batches, figures, pending = ahead
+            share, micro_batches, figures = ahead
             ahead = self._fetch()
-            if pending is not None:
-                pending.wait()
-            values = figures.tolist()
+            values = figures()
+            for micro_batch in micro_batches:
+                if micro_batch.copied is not None:
+                    micro_batch.copied.wait()  # the computing stream does, not this process
             yield StepInput(
-                share=share,
-                micro_batches=micro_batches,
-                weights=(
-                    None if self._terms is None else dict(zip(self._terms, values, strict=False))
-                ),
-                must_stop=values[-2] > 0,
-                must_save=values[-1] > 0,
+                share,
+                micro_batches,
+                None if terms is None else dict(zip(terms, values, strict=False)),
+                values[-2] > 0,
+                values[-1] > 0,
             )
 
-    def _fetch(self) -> tuple[StepShare, list[MicroBatch], torch.Tensor, Any] | None:
+    def _fetch(self) -> tuple[StepShare, list[MicroBatch], Callable[[], list[float]]] | None:
         share = next(self._shares, None)
         if share is None:
             return None
-        micro_batches = [next(self._loader) for _ in share.slots]
+        loader = self._loader
+        micro_batches = [next(loader) for _ in share.slots]
         stop, save = self._wishes(share)
-        figures = torch.tensor(
-            [*self._local_weights(micro_batches), float(stop), float(save)], dtype=torch.float64
-        )
+        values = [*self._local_weights(micro_batches), float(stop), float(save)]
+        if self._reduce is None:
+            return share, micro_batches, lambda: values
+        figures = torch.tensor(values, dtype=torch.float64)
         pending = self._reduce(figures)
-        return share, [move(m, self._device) for m in micro_batches], figures, pending
+
+        def read() -> list[float]:
+            if pending is not None:
+                pending.wait()
+            summed: list[float] = figures.tolist()
+            return summed
+
+        return share, micro_batches, read
 
     def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
         if self._terms is None:
             return []
         for micro_batch in micro_batches:
-            names = sorted(micro_batch.weights or ())
-            if names != self._terms:
-                raise UserError(_terms_changed(self._terms, names))
+            if (micro_batch.weights or {}).keys() != self._names:
+                raise UserError(_terms_changed(self._terms, sorted(micro_batch.weights or ())))
         return [sum(m.weights[term] for m in micro_batches if m.weights) for term in self._terms]
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, tee
 
-from phalanx.engine.data import Feed, Fetcher, Loader, Request, name_samples
+from phalanx.engine.copying import to_device
+from phalanx.engine.data import Feed, Fetcher, Loader, MicroBatch, Request, name_samples
+from phalanx.engine.gathering import Gathering, is_gathered
 from phalanx.engine.process import Process, StopRequest
 from phalanx.job.schema import Job
 from phalanx.planner.batch import StepShare
@@ -29,28 +32,48 @@ def make_feed(
 ) -> Feed:
     """The steps of a rank from `start` on; loader processes are forked here."""
     batch, total = plan.batch, plan.total_steps.value
-
-    def shares() -> Iterator[StepShare]:
-        return (batch.share_of(step, process.rank, process.world) for step in range(start, total))
-
+    steps = (batch.share_of(step, process.rank, process.world) for step in range(start, total))
+    shares, ahead = tee(steps)
     requests = (
-        Request(share.epoch, slot, is_training=True) for share in shares() for slot in share.slots
+        Request(share.epoch, slot, is_training=True) for share in ahead for slot in share.slots
     )
+    named = name_samples(requests, seed=seed, size=plan.num_samples.value)
+    return Feed(
+        shares,
+        _load(fetcher, plan, process, named, seed=seed, prefetch=prefetch),
+        terms=terms,
+        reduce=process.reduce_control if process.world > 1 else None,
+        wishes=wishes,
+    )
+
+
+def _load(
+    fetcher: Fetcher,
+    plan: Plan,
+    process: Process,
+    named: Iterator[list[Request]],
+    *,
+    seed: int,
+    prefetch: int,
+) -> Iterator[MicroBatch]:
+    """Micro-batches on the device."""
+    if is_gathered(fetcher.data) and plan.workers.value == 0:
+        return Gathering(
+            fetcher.recipe,
+            fetcher.data,
+            seed=seed,
+            device=process.device,
+            is_kept_on_device=plan.data_on.value == "device",
+            pin=plan.pin_memory.value,
+        ).gather(named)
     loader = Loader(
         fetcher,
-        name_samples(requests, seed=seed, size=plan.num_samples.value),
+        chain.from_iterable(named),
         workers=plan.workers.value,
         prefetch=prefetch,
         pin=plan.pin_memory.value,
     )
-    return Feed(
-        shares(),
-        iter(loader),
-        terms=terms,
-        device=process.device,
-        reduce=process.reduce_control,
-        wishes=wishes,
-    )
+    return to_device(iter(loader), process.device)
 
 
 def make_wishes(

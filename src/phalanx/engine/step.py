@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from phalanx.engine.record import Recorder
 
 
-@dataclass
+@dataclass(slots=True)
 class StepResult:
     """What a step left behind, still on the device: reading it synchronises."""
 
@@ -143,7 +143,8 @@ class TrainStep:
     def _objective(self, terms: Mapping[str, Term], result: StepResult) -> torch.Tensor:
         parts = []
         for name, term in terms.items():
-            result.sums[name] = result.sums.get(name, 0) + term.sum.detach()
+            own = term.sum.detach()
+            result.sums[name] = result.sums[name] + own if name in result.sums else own
             if result.weights is None:
                 weight = torch.as_tensor(term.weight, device=self._device).detach()
                 result.late_weight = (
@@ -155,7 +156,8 @@ class TrainStep:
         if result.weights is None and len(parts) != 1:
             raise UserError(_late_weight_finding(list(terms)))
         factor = 0.0 if self._strategy.is_idle else self._strategy.gradient_scale
-        return sum(parts[1:], parts[0]) * factor
+        objective = sum(parts[1:], parts[0])
+        return objective if factor == 1.0 else objective * factor
 
     def _late_divisor(self, result: StepResult) -> torch.Tensor | None:
         """What the gradients are still to be divided by."""

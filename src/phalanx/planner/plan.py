@@ -90,6 +90,8 @@ class Plan:
     """Loader processes per rank."""
     pin_memory: Decision[bool]
     """Page-locked host memory."""
+    data_on: Decision[str] = Decision("host", "samples are fetched one micro-batch at a time")
+    """`host` or `device`: where arrays in memory are kept, and gathered into micro-batches."""
 
     evaluate_every: Decision[int | None]
     """Steps between evaluations; None: only at the end."""
