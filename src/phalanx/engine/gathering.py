@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain, repeat
 from math import gcd
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 4 << 20  # gathered at once: a millisecond of one core, and littl
 _ALIGNMENT = 64
 
 
-def is_gathered(data: Any) -> bool:
+def is_gathered(data: Any) -> TypeGuard[Tensors]:
     """Whether a data set is `Tensors` and gives its micro-batches as they do."""
     return isinstance(data, Tensors) and type(data).__getitems__ is Tensors.__getitems__
 
@@ -176,7 +176,13 @@ def _lay_out(requests: list[Request], stride: int) -> tuple[list[int], torch.Ten
         for table in (ids, keys):
             gaps = [part[-1:].repeat(gap) for part, gap in zip(table, lengths[1::2], strict=True)]
             table[:] = chain.from_iterable(zip(table, gaps, strict=True))
-    return lengths, torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(keys))
+    return lengths, _joined(ids, sum(lengths)), _joined(keys, sum(lengths))
+
+
+def _joined(parts: list[Ids], size: int) -> torch.Tensor:
+    joined = torch.empty(size, dtype=torch.int64)  # numpy's own memory is aligned to 16 bytes only
+    np.concatenate(parts, out=joined.numpy())
+    return joined
 
 
 def _split(rows: list[torch.Tensor], lengths: list[int]) -> Iterator[tuple[torch.Tensor, ...]]:

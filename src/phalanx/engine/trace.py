@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.gathering import is_gathered
 from phalanx.engine.parameters import list_weights
 from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.engine.tensor_file import as_bytes
@@ -109,6 +110,7 @@ def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
         fetch_s=fetch_seconds(train),
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,
+        array_bytes=train.num_bytes if is_gathered(train) else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,

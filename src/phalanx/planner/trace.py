@@ -73,6 +73,8 @@ class Trace:
     """The same for batches of any size."""
     input_bytes: int | None = None
     """Of one sample, as it reaches the device."""
+    array_bytes: int | None = None
+    """Of a train split that is arrays in memory (`Tensors`)."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
     checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
