@@ -1,16 +1,21 @@
 """What Phalanx's loop costs per step over a plain torch loop, on a CPU with a tiny model.
 
-    python benchmarks/overhead.py [--epochs 8] [--rounds 5] [--write]
+    python benchmarks/overhead.py [--ranks 2] [--epochs 6] [--rounds 5] [--write]
 
-Same model, data, batch of 64, optimizer (fused AdamW), clipping and schedule; one core, one thread.
-The plain loop fetches by a vectorised index and does nothing else: no logging, no evaluation, no
-checkpoints. Phalanx has them all on. Both report the median of windows of ten steps; they take
-turns, and the least of the rounds counts for each, because other work only ever adds to a time.
+Same model, data, batch of 64 per rank, optimizer (fused AdamW), clipping and schedule; one core and
+one thread per rank. The plain loop fetches by a vectorised index and does nothing else: no logging,
+no evaluation, no checkpoints; on several ranks it is DDP started by torchrun. Phalanx has them all
+on, and its supervisor shares the core. Both report the time of windows of ten steps, and take
+turns. The windows of all rounds are put together; the tenth that was disturbed least counts,
+because what else the machine does only ever adds to a time.
+
+The third row is `phalanx train` that logs every thousandth step: what logging costs.
 """
 
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -27,25 +32,29 @@ from phalanx.recipe.load import load_recipe
 BATCH, LR, CLIP, WINDOW = 64, 1e-3, 1.0, 10
 RECIPE = f"{Path(__file__).parent / 'tiny.py'}:Tiny"
 SETTINGS = [
-    *("--cpu", "1", "--batch-size", BATCH, "--precision", "fp32", "--lr", LR),
+    *("--precision", "fp32", "--lr", LR, "optimizer.lr_rule=none"),
     *(f"optimizer.clip_norm={CLIP}", "schedule.name=cosine", "schedule.warmup=5%"),
 ]
 
 
-def plain_loop(epochs):
-    """Median microseconds per step of a hand-written loop on one device."""
+def plain_loop(epochs, width):
+    """Microseconds per step of each window of a hand-written loop, on one rank or under DDP."""
     torch.set_num_threads(1)
-    recipe = load_recipe(RECIPE, {})
+    recipe = load_recipe(RECIPE, {"width": width})
     model, data = recipe.model(), recipe.data("train").arrays
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, fused=True)
     size = len(data["x"])
-    total = epochs * math.ceil(size / BATCH)
+    total = epochs * math.ceil(size / BATCH / ranks)
     warmup = int(0.05 * total)
     step, windows, since = 0, [], time.perf_counter()
-    for _ in range(epochs):
-        order = torch.randperm(size)
-        for start in range(0, size, BATCH):
+    for epoch in range(epochs):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(epoch))
+        for start in range(rank * BATCH, size, BATCH * ranks):
             ids = order[start : start + BATCH]
             x, y = data["x"][ids], data["y"][ids]
             if step < warmup:
@@ -62,41 +71,109 @@ def plain_loop(epochs):
             step += 1
             if step % WINDOW == 0:
                 now = time.perf_counter()
-                windows.append((now - since) / WINDOW)
+                windows.append(1e6 * (now - since) / WINDOW)
                 since = now
-    return 1e6 * statistics.median(windows[len(windows) // 5 :])
+    return windows if rank == 0 else None
+
+
+def phalanx(arguments, ranks, *more):
+    """The same of `phalanx train`, from its events."""
+    settings = [f"options.width={arguments.width}", *SETTINGS, *more]
+    sizes = ["--cpu", ranks, "--batch-size", BATCH * ranks]
+    trained = train(
+        [RECIPE, "--epochs", arguments.epochs * ranks, *sizes, *settings],
+        cores=usable_cores()[-ranks:],
+    )
+    return [1e6 * BATCH * ranks / event.data["samples_per_s"] for event in trained.steps]
+
+
+def plain(arguments, ranks):
+    """The same of the plain loop, in a process of its own."""
+    argv = [__file__, "--plain", "--epochs", arguments.epochs * ranks, "--width", arguments.width]
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        argv = [*launcher, *argv]
+    return run_child(argv, cores=usable_cores()[-ranks:])
+
+
+def undisturbed(rounds):
+    """Microseconds per step: the tenth of all windows that was quickest, and half of them."""
+    windows = [time for windows in rounds for time in windows[len(windows) // 5 :]]
+    deciles = statistics.quantiles(windows, n=10)
+    return deciles[0], deciles[4]
+
+
+def alone(arguments, command):
+    table = Table(
+        "overhead",
+        "Overhead per step over a plain loop",
+        "| what | us per step, quickest tenth of windows | median | over the plain loop |",
+        command,
+    )
+    turns = take_turns(
+        {
+            "plain loop": lambda: plain(arguments, 1),
+            "phalanx train": lambda: phalanx(arguments, 1),
+            "phalanx train, logging every 1000 steps": lambda: phalanx(
+                arguments, 1, "logging.every=1000", "logging.tensorboard=false"
+            ),
+        },
+        arguments.rounds,
+    )
+    base = undisturbed(turns["plain loop"])[0]
+    for name, rounds in turns.items():
+        quick, median = undisturbed(rounds)
+        table.add(name, f"{quick:.1f}", f"{median:.1f}", f"{quick - base:+.1f}")
+    return table
+
+
+def together(arguments, command):
+    ranks = arguments.ranks
+    table = Table(
+        f"{ranks}-ranks",
+        f"{ranks} CPU ranks over gloo: how DDP scales, plain and in Phalanx",
+        f"| what | us per step on 1 rank | on {ranks} ranks | efficiency | by medians |",
+        command,
+    )
+    turns = take_turns(
+        {
+            ("plain loop", 1): lambda: plain(arguments, 1),
+            ("phalanx train", 1): lambda: phalanx(arguments, 1),
+            ("plain loop", ranks): lambda: plain(arguments, ranks),
+            ("phalanx train", ranks): lambda: phalanx(arguments, ranks),
+        },
+        arguments.rounds,
+    )
+    for name in ("plain loop", "phalanx train"):
+        one, many = undisturbed(turns[name, 1]), undisturbed(turns[name, ranks])
+        table.add(
+            name, f"{one[0]:.0f}", f"{many[0]:.0f}",
+            f"{one[0] / many[0]:.2f}", f"{one[1] / many[1]:.2f}",
+        )  # fmt: skip
+    return table
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--width", type=int, default=None)
     parser.add_argument("--write", action="store_true", help="write to benchmarks/results")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    # Over gloo an exchange takes longer than a tiny model's step: a wider one on several ranks.
+    arguments.width = arguments.width or (64 if arguments.ranks == 1 else 1024)
     if arguments.plain:
-        print(json.dumps(plain_loop(arguments.epochs)))
+        windows = plain_loop(arguments.epochs, arguments.width)
+        if windows is not None:
+            print(json.dumps(windows))
         return
-    core = usable_cores()[-1:]
-    child = [__file__, "--plain", "--epochs", arguments.epochs]
-    job = [RECIPE, "--epochs", arguments.epochs, *SETTINGS]
-    table = Table(
-        "overhead",
-        "Overhead per step over a plain loop",
-        "| what | us per step, least | median of rounds | over the plain loop |",
-        f"python benchmarks/overhead.py --epochs {arguments.epochs} --rounds {arguments.rounds}",
+    command = (
+        f"python benchmarks/overhead.py --ranks {arguments.ranks} --epochs {arguments.epochs} "
+        f"--rounds {arguments.rounds} --width {arguments.width}"
     )
-    turns = take_turns(
-        {
-            "plain loop": lambda: run_child(child, cores=core),
-            "phalanx train": lambda: 1e6 * BATCH / train(job, cores=core).rate(),
-        },
-        arguments.rounds,
-    )
-    least = min(turns["plain loop"])
-    for name, times in turns.items():
-        over = min(times) - least
-        table.add(name, f"{min(times):.1f}", f"{statistics.median(times):.1f}", f"{over:+.1f}")
+    table = (alone if arguments.ranks == 1 else together)(arguments, command)
     if arguments.write:
         table.write()
 

@@ -123,10 +123,16 @@ class Strategy:
         """Inside, backward adds up gradients on this rank without telling the others."""
         return nullcontext()
 
-    def backward(self, objective: torch.Tensor) -> None:
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether `backward` takes a gradient to begin with."""
+        return not self.precision.scaler.is_enabled()
+
+    def backward(self, objective: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
         """Add the gradient of a micro-batch's part of the loss."""
         scaler = self.precision.scaler
-        torch.autograd.backward(scaler.scale(objective) if scaler.is_enabled() else objective)
+        scaled = scaler.scale(objective) if scaler.is_enabled() else objective
+        torch.autograd.backward(scaled, gradient)
 
     def contribute_nothing(self) -> None:
         """Take part in the reduction of a step in which this rank has no micro-batch."""
