@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from phalanx.engine.order import WORKER, Ids, ids_at, ids_of, keys_of
 from phalanx.errors import Finding, UserError
@@ -24,10 +24,9 @@ from phalanx.planner.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
 
-# Forked loader processes start in milliseconds and need no pickling of the data set. Python 3.14
-# starts them through a server instead (forkserver), which costs an import of torch for each.
-_START_METHOD = "fork" if sys.platform == "linux" else None
-
+# A wish to stop or to save waits this long for the other ranks to hear of it. A reduction of gloo
+# takes a tenth of a millisecond from every core: as much as a small step.
+_ASKED_EVERY_S, _MOST_STEPS = 0.2, 50
 _NAMED_AT_ONCE = 64  # requests whose samples are found together
 
 ANY_TERM = "*"
@@ -148,61 +147,6 @@ def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterat
             yield named
 
 
-class Loader:
-    """Micro-batches in the order of the requests, fetched here or in loader processes.
-
-    It can be iterated again when the requests can; loader processes are then kept."""
-
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        requests: Iterable[Request],
-        *,
-        workers: int,
-        prefetch: int,
-        pin: bool,
-        is_repeated: bool = False,
-    ) -> None:
-        self._fetcher = fetcher
-        self._requests = requests
-        self._pin = pin
-        self._started: Iterator[MicroBatch] | None = None
-        self._loader: DataLoader[MicroBatch] | None = None
-        if workers > 0:
-            self._loader = DataLoader(
-                fetcher,
-                batch_size=None,
-                sampler=_Requests(requests),
-                num_workers=workers,
-                prefetch_factor=prefetch,
-                pin_memory=pin,
-                persistent_workers=is_repeated,
-                multiprocessing_context=_START_METHOD,
-            )
-
-    def start(self) -> None:
-        """Start the loader processes now instead of at the first iteration."""
-        if self._loader is not None:
-            self._started = iter(self._loader)
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        if self._started is not None:
-            started, self._started = self._started, None
-            return started
-        if self._loader is not None:
-            return iter(self._loader)
-        fetched = (self._fetcher[request] for request in self._requests)
-        return (map_tensors(m, torch.Tensor.pin_memory) for m in fetched) if self._pin else fetched
-
-
-class _Requests(Sampler[Request]):
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-
 def move(tree: Any, device: torch.device) -> Any:
     """The same nesting with every tensor on the device; pinned memory is copied asynchronously."""
     if device.type == "cpu":
@@ -242,7 +186,8 @@ class Feed:
 
     The weights of the global batch, and the wishes to stop and to save, are summed over the ranks
     in one small asynchronous reduction on the CPU, one step ahead: no rank ever waits for it
-    unless it is a step ahead of another.
+    unless it is a step ahead of another. Where every rank knows the weights by itself, wishes alone
+    are asked for now and then.
     """
 
     def __init__(
@@ -253,14 +198,25 @@ class Feed:
         terms: list[str] | None,
         reduce: Callable[[torch.Tensor], Any] | None,
         wishes: Callable[[StepShare], tuple[bool, bool]],
+        known_weights: Callable[[StepShare], list[float]] | None = None,
+        stop_at: int | None = None,
+        is_first: bool = True,
     ) -> None:
-        """`loader` gives micro-batches on the device; `reduce` is None on one rank."""
+        """`loader` gives micro-batches on the device; `reduce` is None on one rank.
+        `known_weights` gives those of the whole step, if that can be told without the other ranks;
+        `stop_at` is the step at which every rank wants to stop."""
         self._shares = iter(shares)
         self._loader = loader
         self._terms = terms
         self._names = frozenset(terms or ())
         self._reduce = reduce
         self._wishes = wishes
+        self._known_weights = known_weights
+        self._stop_at = stop_at
+        self._is_first = is_first
+        self._interval, self._due_at = 1, 0
+        self._asked: tuple[int, float] | None = None
+        self._unheard = (False, False)
 
     def __iter__(self) -> Iterator[StepInput]:
         terms, ahead = self._terms, self._fetch()
@@ -289,16 +245,44 @@ class Feed:
         values = [*self._local_weights(micro_batches), float(stop), float(save)]
         if self._reduce is None:
             return share, micro_batches, lambda: values
-        figures = torch.tensor(values, dtype=torch.float64)
+        if self._known_weights is not None:
+            values[:-2] = self._known_weights(share)
+            is_end = self._stop_at is not None and share.step >= self._stop_at
+            if is_end or share.step < self._due_at:
+                self._unheard = (stop or self._unheard[0], save or self._unheard[1])
+                values[-2:] = float(is_end), 0.0
+                return share, micro_batches, lambda: values
+            values[-2:] = float(stop or self._unheard[0]), float(save or self._unheard[1])
+            self._unheard = (False, False)
+        return share, micro_batches, self._ask(share.step, values)
+
+    def _ask(self, step: int, values: list[float]) -> Callable[[], list[float]]:
+        """Start to sum over the ranks; returns what waits for the sums."""
+        assert self._reduce is not None
+        # The ranks ask again at the same step: as many later as the first rank says.
+        figures = torch.tensor([*values, self._next_interval(step)], dtype=torch.float64)
         pending = self._reduce(figures)
+        self._due_at = step + self._interval
 
         def read() -> list[float]:
             if pending is not None:
                 pending.wait()
-            summed: list[float] = figures.tolist()
+            *summed, interval = figures.tolist()
+            self._interval = max(1, int(interval))
+            if self._known_weights is not None:
+                summed[:-2] = values[:-2]
             return summed
 
-        return share, micro_batches, read
+        return read
+
+    def _next_interval(self, step: int) -> float:
+        if not self._is_first:
+            return 0.0
+        asked, self._asked = self._asked, (step, time.perf_counter())
+        if asked is None:
+            return 1.0
+        step_s = (self._asked[1] - asked[1]) / (step - asked[0])
+        return float(min(_MOST_STEPS, max(1, _ASKED_EVERY_S // max(step_s, 1e-6))))
 
     def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
         if self._terms is None:

@@ -64,7 +64,8 @@ class Gathering:
         self._row_bytes = max(1, sum(row_bytes))
         # 8 for the keys. All of these are powers of 2: the largest is a multiple of each.
         self._stride = max(_ALIGNMENT // gcd(_ALIGNMENT, size) for size in (*row_bytes, 8))
-        self._by_size = weights_by_size(recipe, data)
+        self.by_size = weights_by_size(recipe, data)
+        """Weights of a micro-batch by its number of samples, where these are all they depend on."""
 
     def gather(self, named: Iterable[list[Request]]) -> Iterator[MicroBatch]:
         """The micro-batches of named requests, on the device."""
@@ -95,8 +96,8 @@ class Gathering:
         parts = _split([*rows, key_rows], lengths)
         for request, (*tensors, own_keys), host in zip(requests, parts, on_host, strict=False):
             batch = self._changed(request, tensors, own_keys)
-            if self._by_size is not None:
-                weights = self._by_size(len(own_keys))
+            if self.by_size is not None:
+                weights = self.by_size(len(own_keys))
             elif host is None:
                 weights = weigh(self._recipe, batch)
             else:
@@ -117,7 +118,7 @@ class Gathering:
     ) -> Iterable[tuple[torch.Tensor, ...] | None]:
         """The micro-batches in host memory, where their weights depend on what is in them: read
         from the device they would make this process wait for it."""
-        if self._by_size is not None or self._device.type == "cpu":
+        if self.by_size is not None or self._device.type == "cpu":
             return repeat(None)
         if self._is_kept:
             rows = [array.index_select(0, ids) for array in self._data.arrays.values()]

@@ -12,7 +12,6 @@ from phalanx.engine.data import (
     ANY_TERM,
     Feed,
     Fetcher,
-    Loader,
     MicroBatch,
     Request,
     choose_fetch,
@@ -20,6 +19,7 @@ from phalanx.engine.data import (
     name_samples,
     weigh,
 )
+from phalanx.engine.loader import Loader
 from phalanx.engine.order import ids_at, keys_of
 from phalanx.planner.batch import BatchPlan, Slot
 from phalanx.recipe import Options, Recipe
@@ -308,6 +308,42 @@ def test_a_step_begins_after_the_copies_of_its_micro_batches():
     assert waited == [[0], [1, 2], [3, 4]]  # and none of the step that is fetched ahead
     next(steps)
     assert waited[3:] == [[5], [6, 7], [8, 9]]
+
+
+class KnownParts(FeedParts):
+    """A rank of several that knows the weights of every step by itself."""
+
+    def __init__(self, **settings):
+        super().__init__(steps=400, **settings)
+        self.feed._known_weights = lambda share: [50.0, 500.0]
+        self.feed._reduce = self._sum_of_ten
+
+    def _sum_of_ten(self, figures):
+        self.reduced.append(figures.tolist())
+        figures[:-1] *= 10  # the interval is the first rank's alone
+
+
+def test_ranks_that_know_the_weights_ask_for_wishes_now_and_then():
+    parts = KnownParts()
+    steps = list(parts.feed)
+    assert {tuple(step.weights.items()) for step in steps} == {(("a", 50.0), ("b", 500.0))}
+    assert (
+        2 < len(parts.reduced) < 40
+    )  # steps of microseconds: at most one in 50, once that is known
+    assert not any(step.must_stop or step.must_save for step in steps)
+
+
+def test_a_wish_is_kept_until_the_ranks_ask():
+    parts = KnownParts(wishes=lambda share: (False, share.step == 123))
+    heard = [step.share.step for step in parts.feed if step.must_save]
+    assert len(heard) == 1
+    assert 123 <= heard[0] <= 123 + 50
+
+
+def test_a_stop_that_every_rank_knows_of_is_exact():
+    parts = KnownParts(wishes=lambda share: (share.step >= 123, False))
+    parts.feed._stop_at = 123
+    assert next(step.share.step for step in parts.feed if step.must_stop) == 123
 
 
 def test_a_feed_without_steps_is_empty():
