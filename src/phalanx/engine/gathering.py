@@ -21,6 +21,7 @@ import torch
 from phalanx.engine.copying import Copier
 from phalanx.engine.data import MicroBatch, Request, move, seed_globals, weigh
 from phalanx.engine.order import WORKER, Ids
+from phalanx.engine.step import device_seeder
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.tensors import Tensors
@@ -54,6 +55,7 @@ class Gathering:
         self._data = data
         self._seed = seed
         self._device = device
+        self._seed_device = device_seeder(device)
         self._is_kept = is_kept_on_device
         self._pin = pin
         self._names = list(data.arrays)
@@ -133,8 +135,8 @@ class Gathering:
             return batch
         key = make_key(self._seed, WORKER, request.epoch, request.slot.start)
         seed_globals(key)
-        if keys.device.type == "cuda":
-            torch.cuda.manual_seed(key & 0xFFFFFFFF)
+        if keys.device.type != "cpu":
+            self._seed_device(key & 0xFFFFFFFF)
         return change(batch, keys)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Plan
 from phalanx.planner.probed import probe_seconds
 from phalanx.planner.rates import HOST_STEP_S, Rates
-from phalanx.planner.shares import layout_of, weights_of, whole_gradients
+from phalanx.planner.shares import Layout, layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
@@ -37,6 +37,9 @@ _JITTER = 0.05
 _JITTER_BEST, _JITTER_WORST = 0.015, 0.10
 # Other samples than those that were looked at may take another path through the model.
 _SAMPLED = 1.5  # times the spread
+# Checkpointed blocks call Python for each tensor that they would have kept, in forward and again in
+# backward: the host's time grows by half (Gpt2 of benchmarks/planner: 52 ms for 33).
+_HOOKED = 1.5
 
 
 class Computing(NamedTuple):
@@ -160,6 +163,8 @@ class Forecaster:
         self, plan: Plan, operators: list[Operator], micro: int, slots: int
     ) -> Computing:
         one = time_code(operators, micro, self.rates, plan.precision.value)
+        if plan.activation_checkpointing.value and plan.compile.value == "off":
+            one = replace(one, host_s=_HOOKED * one.host_s)
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)
@@ -184,9 +189,11 @@ class Forecaster:
 
     def _gradient_bytes(self, plan: Plan) -> int:
         """Of the whole model, whatever a rank keeps of them."""
+        return whole_gradients(weights_of(self.trace), self._layout(plan))
+
+    def _layout(self, plan: Plan) -> Layout:
         strategy, precision = plan.strategy.value, plan.precision.value
-        layout = layout_of(self.job, strategy=strategy, precision=precision, shards=1)
-        return whole_gradients(weights_of(self.trace), layout)
+        return layout_of(self.job, strategy=strategy, precision=precision, shards=1)
 
     def _offload_s(self, plan: Plan, slots: int, gradient_bytes: int) -> float:
         return time_offload(
@@ -194,13 +201,9 @@ class Forecaster:
             self.placement.cards,
             weight_bytes=self.trace.parameter_bytes,
             gradient_bytes=gradient_bytes,
-            state_copies=self._state_copies(),
+            state_copies=self._layout(plan).moments,
             slots=slots,
         )
-
-    def _state_copies(self) -> int:
-        optimizer = self.job.optimizer
-        return 2 if optimizer.name == "adamw" else int(bool(optimizer.momentum))
 
     def _update_s(self, plan: Plan) -> float:
         job = self.job
@@ -208,7 +211,7 @@ class Forecaster:
             return 0.0  # the CPU does it
         return time_update(
             self._gradient_bytes(plan) // plan.shard_ranks.value,
-            state_copies=self._state_copies(),
+            state_copies=self._layout(plan).moments,
             has_clip=job.optimizer.clip_norm is not None,
             has_average=job.ema.decay is not None,
             is_scaled=plan.precision.value == "fp16",
