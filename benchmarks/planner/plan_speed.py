@@ -4,7 +4,8 @@
 
 Each model is traced in a process of its own, in which torch is imported before the clock starts:
 forward and backward in fp32 and bf16, with and without recomputed blocks, on tensors without
-values, and a fetch of samples. Memory is the most that process ever held (`ru_maxrss`), torch with
+values, and a fetch of samples. `compiled too` is what a plan for CUDA asks, once for each recipe.
+Memory is the most that process ever held (`ru_maxrss`), torch with
 it.
 """
 
@@ -30,9 +31,9 @@ CHILD = """
 import json, resource, sys, time
 import torch
 from phalanx.engine.trace import trace_recipe
-spec, options = json.loads(sys.argv[1])
+spec, options, compiled = json.loads(sys.argv[1])
 wall, cpu = time.perf_counter(), time.process_time()
-trace, findings = trace_recipe(spec, options)
+trace, findings = trace_recipe(spec, options, compiled=compiled)
 assert trace is not None and trace.operators, findings or trace.activations_unknown
 print(json.dumps({
     "seconds": time.perf_counter() - wall,
@@ -45,8 +46,8 @@ print(json.dumps({
 """
 
 
-def measure(options):
-    argv = [sys.executable, "-c", CHILD, json.dumps([RECIPE, options])]
+def measure(options, compiled=()):
+    argv = [sys.executable, "-c", CHILD, json.dumps([RECIPE, options, compiled])]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -57,12 +58,13 @@ def main():
     arguments = parser.parse_args()
     rows = []
     for name, options in MODELS.items():
-        found = measure(options)
-        rows.append(
-            f"| {name} | {found['parameters']:,} | {found['seconds']:.1f} s | "
-            f"{found['cpu_seconds']:.1f} s | {found['peak_bytes'] / 2**30:.2f} GiB | "
-            f"{found['rows']} |"
-        )
+        for compiled in ((), ("bf16",)):
+            found = measure(options, compiled)
+            rows.append(
+                f"| {name}{', compiled too' if compiled else ''} | {found['parameters']:,} | "
+                f"{found['seconds']:.1f} s | {found['cpu_seconds']:.1f} s | "
+                f"{found['peak_bytes'] / 2**30:.2f} GiB | {found['rows']} |"
+            )
     lines = [
         "# Tracing a model: how long, how much memory",
         "",

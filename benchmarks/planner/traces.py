@@ -48,7 +48,9 @@ def read_trace(setting):
     from phalanx.engine.trace import trace_recipe
 
     trace, findings = trace_recipe(
-        f"{MODELS}:{setting.model}", setting.options, is_compiled=setting.is_compiled
+        f"{MODELS}:{setting.model}",
+        setting.options,
+        compiled=("fp32", "bf16") if setting.is_compiled else (),
     )
     if trace is None:
         raise RuntimeError("; ".join(finding.what for finding in findings))

@@ -23,7 +23,7 @@ def asked(tmp_path, monkeypatch):
     pretend_machine(monkeypatch, "cpu")
     given = []
 
-    def ask(spec, options, is_compiled=False):
+    def ask(spec, options, compiled=()):
         given.append(spec)
         return replace(digits(), options=options), []
 

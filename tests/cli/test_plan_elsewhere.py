@@ -31,7 +31,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
-    def ask(spec, options, is_compiled=False):
+    def ask(spec, options, compiled=()):
         assert spec == "digits"
         given.append(options)
         return replace(digits(), options=options), []

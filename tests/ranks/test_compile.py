@@ -1,10 +1,21 @@
 """`compile: on` trains what `off` trains: losses, names, and bits after a resume."""
 
+import json
+
 import pytest
 import torch
 
 from phalanx.run.events import read_events
-from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train, weights
+from tests.ranks.command import latest, phalanx
+from tests.ranks.runs import (
+    FIXTURES,
+    assert_same_bits,
+    change_run,
+    losses,
+    make_run,
+    train,
+    weights,
+)
 
 OPTIONS = {"batchnorm": True, "blocks": 3, "dropout": 0.0}
 SGD = {"optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": 1.0}}
@@ -42,3 +53,18 @@ def test_a_compiled_run_resumes_to_the_bit(pool, tmp_path):
     train(pool, change_run(halved, stop_after=None), ranks=1, timeout_s=300)
     assert losses(halved) == losses(whole)
     assert_same_bits(halved, whole)
+
+
+def test_code_that_differs_is_dropped_for_good(tmp_path):
+    """The Finding says why, and the plan is revised while the ranks go on: what a resumed run keeps
+    (test_rungs.py)."""
+    recipe = f"{FIXTURES / 'recipes' / 'differs.py'}:Differs"
+    keys = ["compile=on", "precision=fp32", "steps=4", "global_batch_size=8"]
+    argv = ["train", recipe, "--cpu", "1", "--stop-after", "2", "steps", *keys]
+    code, _, err = phalanx(*argv, cwd=tmp_path, timeout_s=300)
+    assert code == 75, err
+    assert "fast-path-differs" in err
+    run = latest(tmp_path)
+    plans = [json.loads((run.path / f"plan-{n}.json").read_text()) for n in range(2)]
+    assert [plan["compile"]["value"] for plan in plans] == ["on", "off"]
+    assert "of their norm" in plans[1]["compile"]["reason"]

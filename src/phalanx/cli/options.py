@@ -54,6 +54,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             help="auto, on or off: recompute activations in backward instead of keeping them.",
         ),
     ),
+    "fast": (
+        str | None,
+        typer.Option(
+            "--fast",
+            help="auto or off: compiled code, CUDA graphs and channels last where they pay.",
+        ),
+    ),
     "deepspeed": (
         str | None,
         typer.Option(

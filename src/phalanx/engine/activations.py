@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,9 +63,9 @@ class Activations:
 
 
 def trace_activations(
-    recipe: Recipe, model: nn.Module, data: Any, *, is_compiled: bool = False
+    recipe: Recipe, model: nn.Module, data: Any, *, compiled: Sequence[str] = ()
 ) -> Activations:
-    """Activations of a recipe's loss, with `is_compiled` also as compiled code has them. The model
+    """Activations of a recipe's loss, in some precisions also as compiled code has them. The model
     is spoiled by it: its tensors become fake."""
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
@@ -81,8 +81,9 @@ def trace_activations(
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
                 found = _measure(recipe, fake, batch, keys, mode)
-                if is_compiled:
-                    _measure_compiled(recipe, _built_fake(recipe, mode), batch, keys, mode, found)
+                if compiled:
+                    fake = _built_fake(recipe, mode)
+                    _measure_compiled(recipe, fake, batch, keys, mode, found, compiled)
         except Exception as error:
             unknown = unknown or _short(error)
         else:
@@ -184,6 +185,7 @@ def _measure_compiled(
     keys: Tensor,
     mode: FakeTensorMode,
     found: Activations,
+    precisions: Sequence[str],
 ) -> None:
     """The same with compiled code; where that cannot be told, the rest is known all the same."""
     from phalanx.engine.compiled import CompiledLoss  # its imports take seconds
@@ -197,13 +199,13 @@ def _measure_compiled(
         return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
 
     try:
-        for name in _PRECISIONS:
+        for name in precisions:
             live = run(name)
             found.kept |= live.lines(name, COMPILED)
             found.operators[name + COMPILED] = live.operators()
-        loss.prepare_checkpointing(lambda: [run(name) for name in _PRECISIONS])
+        loss.prepare_checkpointing(lambda: [run(name) for name in precisions])
         recompute_in_backward(blocks, watch_buffers=False)
-        for name in _PRECISIONS if blocks else ():
+        for name in precisions if blocks else ():
             live = run(name)
             found.checkpointed |= live.lines(name, COMPILED)
             found.checkpointed_operators[name + COMPILED] = live.operators()

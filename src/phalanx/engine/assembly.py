@@ -13,7 +13,9 @@ import torch
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
+from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed, stop_step
+from phalanx.engine.graph import GraphedStep
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
@@ -49,7 +51,11 @@ class Assembly:
         self.plan = plan
         self.process = process
         self.recipe = recipe
-        self.precision = Precision(plan.precision.value, process.device)
+        self.precision = Precision(
+            plan.precision.value,
+            process.device,
+            is_channels_last=plan.channels_last.value == "on",
+        )
         self.precision.configure()
         self._statistics: BatchStatistics | None = None
         self._compiler = self._make_compiler()
@@ -64,23 +70,27 @@ class Assembly:
         self.fetcher = Fetcher(recipe, data, seed=job.seed, is_shuffled=True)
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         self.probe = self._probe()
-        self.train_step = TrainStep(
-            strategy=self.strategy,
-            schedule=Schedule(
-                job.schedule,
-                peak_lr=plan.lr.value,
-                warmup_steps=plan.warmup_steps.value,
-                total_steps=plan.total_steps.value,
-            ),
-            seed=job.seed,
-            filler=self.probe,
+        schedule = Schedule(
+            job.schedule,
+            peak_lr=plan.lr.value,
+            warmup_steps=plan.warmup_steps.value,
+            total_steps=plan.total_steps.value,
         )
+        self._plain_step = TrainStep(
+            strategy=self.strategy, schedule=schedule, seed=job.seed, filler=self.probe
+        )
+        self.train_step: TrainStep | GraphedStep = self._plain_step
+        """Runs the steps: kernel by kernel, or as CUDA graphs."""
         self.terms: list[str] = []
         """Names of the loss terms, where settling ran the model."""
+        self.dropped: list[Dropped] = []
+        """Rungs of speed that did not hold; they are off."""
         self.findings: list[Finding] = []
         """What settling found."""
         with during("settle"):
             self._settle()
+        if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
+            self.train_step = GraphedStep(strategy=self.strategy, schedule=schedule, seed=job.seed)
 
     def make_feed(self, start: int, wishes: Wishes) -> Feed:
         """The steps of this rank from one on; loader processes are forked here."""
@@ -119,7 +129,7 @@ class Assembly:
             self._adapt(model)
             settings = deepspeed_settings(self.job, self.plan)
             return Deepspeed(self.recipe, model, self.process, settings)
-        model = model.to(self.process.device)
+        model = self.precision.lay_out(model.to(self.process.device))
         self._adapt(model)
         if self.plan.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)
@@ -160,8 +170,8 @@ class Assembly:
 
     def _settle(self) -> None:
         def run_backward(micro_batch: MicroBatch) -> None:
-            self.terms = self.train_step.discard(micro_batch)
+            self.terms = self._plain_step.discard(micro_batch)
 
-        if self._compiler is not None:
-            self.findings += self._compiler.try_out(self.strategy, self.probe, run_backward)
+        self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
+        self.dropped = self.fast_path.settle(self.probe, run_backward)
         self.findings += self.strategy.settle(self.probe, run_backward)

@@ -22,6 +22,7 @@ from phalanx.engine.assembly import Assembly
 from phalanx.engine.bench_device import Say, measure_device
 from phalanx.engine.device_memory import clear_device, context_bytes
 from phalanx.engine.ema import begin_average
+from phalanx.engine.fast_path import Dropped, take_graph
 from phalanx.engine.memory import during, find_shortage
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.strategies.ddp import Ddp
@@ -33,6 +34,7 @@ from phalanx.job.schema import Job
 from phalanx.machine.calibration import MeasuredStep
 from phalanx.planner.measuring import Measured, job_key, plan_at
 from phalanx.planner.plan import Plan
+from phalanx.planner.revise import drop_rung
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.events import EventWriter
@@ -168,10 +170,18 @@ class _MeasuredRank:
         self._process = process
         self._device = process.device
         self._parts = Assembly(job, plan, process, recipe=recipe, data=data)
+        self._notes: list[str] = []
+        self._drop(self._parts.dropped)
         self._average = begin_average(job.ema, self._parts.strategy)
         self._parts.strategy.resume()
         with process.resting() if plan.workers.value > 0 else nullcontext():
             self._feed = iter(self._parts.make_feed(0, lambda share: (False, False)))
+
+    def _drop(self, dropped: list[Dropped]) -> None:
+        """What is measured is the plan without it."""
+        for rung, said in dropped:
+            self._notes.append(f"{rung} was dropped: {said.what}")
+            self._plan = drop_rung(self._plan, rung, said.what)
 
     def warm_up(self) -> float:
         """Seconds of the last of some steps."""
@@ -184,9 +194,10 @@ class _MeasuredRank:
         fewest, most = _TIMED
         affordable = int(min(most, max(fewest, _TIMED_S / max(self.warm_up(), 1e-6))))
         times, waits = self._run(self._process.agree(affordable))
+        self._drop(take_graph(self._parts.train_step, self._plan))
         step_s = median(times)
         memory = self._memory()
-        notes = []
+        notes = list(self._notes)
         low, *_, high = quantiles(times)
         if high - low > _UNEVEN * step_s:
             notes.append(

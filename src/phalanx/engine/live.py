@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.engine.kernels import Call
 from phalanx.engine.operators import SAMPLES, Growth, Recorder
-from phalanx.engine.workspaces import workspace_of
+from phalanx.engine.workspaces import CONVOLUTIONS, workspace_of
 from phalanx.planner.compiled import as_compiled
-from phalanx.planner.footprint import WITH_GRADIENTS, Line, upper_lines
+from phalanx.planner.footprint import CHANNELS_LAST, WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.operators import Operator
 
 _DEVICE = torch.ops.prim.device.default
@@ -53,20 +53,26 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = Recorder(self._growth)
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
-        self.fronts = {is_exact: (_Front(), _Front()) for is_exact in (False, True)}
-        """Without gradients of parameters, and with those that are there at each moment; of exact
-        products only what they take more."""
+        self.fronts = {kind: (_Front(), _Front()) for kind in ("always", "turned", "exact")}
+        """Without gradients of parameters, and with those that are there at each moment. The last
+        two have only what convolutions take besides: turned around for tensor cores, and of exact
+        products."""
 
     def lines(self, precision: str, ending: str = "") -> dict[str, list[Line]]:
         """Of activations, by the name of the precision with this ending, and with gradients."""
-        names = {False: precision} if precision == "bf16" else {False: "tf32", True: "fp32"}
-        found = {}
-        for is_exact, name in names.items():
-            for front, more, last in zip(
-                self.fronts[is_exact], self.fronts[False], ("", WITH_GRADIENTS), strict=True
-            ):
-                found[name + ending + last] = upper_lines([*front.lines(), *more.lines()])
-        return found
+        name = precision if precision == "bf16" else "tf32"
+        kinds = {name + ending: ["always", "turned"]}
+        if precision != "bf16":
+            kinds["fp32" + ending] = ["always", "turned", "exact"]
+        if self.fronts["turned"][0].lines():
+            kinds[name + ending + CHANNELS_LAST] = ["always"]
+        return {
+            named + last: upper_lines(
+                line for kind in counted for line in self.fronts[kind][index].lines()
+            )
+            for named, counted in kinds.items()
+            for index, last in enumerate(("", WITH_GRADIENTS))
+        }
 
     def operators(self) -> list[Operator]:
         """What was computed, compiled code last; the host does nothing for a view in it."""
@@ -113,12 +119,15 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _work(self, call: Call) -> None:
         """What a library takes while it runs, and gives back."""
-        for is_exact in (False, True):
+        kinds = {"always": False}
+        if call.name in CONVOLUTIONS:
+            kinds = {"turned": False, "exact": True}
+        for kind, is_exact in kinds.items():
             fixed, of_samples = workspace_of(call, is_exact=is_exact)
             if fixed or of_samples:
                 read = next(iter(call.tensors()), call.out[0])
                 batched = of_samples if self._growth.grows(read.numel()) else 0
-                self._moment(fixed + of_samples - batched, batched, is_exact=is_exact)
+                self._moment(fixed + of_samples - batched, batched, kind)
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -130,14 +139,14 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_batched = self._growth.grows(elements)
         self._alive[key] = (weakref.ref(storage, lambda _: self._free(key)), size, is_batched)
         self._add(size, is_batched)
-        self._moment(0, 0, is_exact=False)
+        self._moment(0, 0, "always")
 
-    def _moment(self, fixed: int, batched: int, *, is_exact: bool) -> None:
+    def _moment(self, fixed: int, batched: int, kind: str) -> None:
         """What is there now, with so much besides."""
         fixed, batched = self._fixed + fixed, self._batched + batched
         for front, more in (
-            (self.fronts[is_exact][0], 0),
-            (self.fronts[is_exact][1], self._gradients),
+            (self.fronts[kind][0], 0),
+            (self.fronts[kind][1], self._gradients),
         ):
             front.add(fixed + more, batched)
 

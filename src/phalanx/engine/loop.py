@@ -21,6 +21,7 @@ import torch
 
 from phalanx.engine.data import StepInput
 from phalanx.engine.evaluate import Evaluation, Evaluator
+from phalanx.engine.fast_path import say_dropped, take_graph
 from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
@@ -63,6 +64,8 @@ class Loop:
     save: Callable[[Counters, bool], dict[str, Any]]
     """Write a checkpoint (step and counters, whether it is the best) and say what was written."""
     loss_scale: Callable[[], float | None]
+    watch: Callable[[], Iterable[tuple[str, dict[str, Any]]]] = tuple
+    """Looks, where a step is logged, whether the fast path still holds; every rank asks."""
     counters: Counters = field(default_factory=Counters)
     ended_because: str = "finished"
     _saved_step: int | None = None
@@ -84,8 +87,7 @@ class Loop:
                     return
                 result = self.train_step.run(step)
                 self.counters.step = done = step.share.step + 1
-                while self.train_step.findings:
-                    yield "finding", {"finding": self.train_step.findings.pop(0).to_json()}
+                yield from say_dropped(take_graph(self.train_step, self.plan))
                 is_last = done == total
                 if done % self.job.logging.every == 0 or is_last:
                     yield from self._log(result, step.share.consumed, meter)
@@ -138,6 +140,7 @@ class Loop:
                 "loss_scale": self.loss_scale(),
             },
         )
+        yield from self.watch()
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             yield "finding", {"finding": _not_finite(loss, self.counters.step).to_json()}

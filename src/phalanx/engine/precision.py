@@ -1,4 +1,5 @@
-"""Which arithmetic a step uses: autocast, loss scaling, TF32. Weights stay in fp32 (or fp64)."""
+"""Which arithmetic a step uses: autocast, loss scaling, TF32. Weights stay in fp32 (or fp64). Also
+where numbers lie in memory: with the channels of images last, if the plan says so."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     """The numeric choices of a run on one device."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, *, is_channels_last: bool = False) -> None:
         self.name = name
+        self.is_channels_last = is_channels_last
         self._device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
@@ -34,10 +36,20 @@ class Precision:
         return model.double() if self.name == "fp64" else model
 
     def convert_batch(self, tree: Any) -> Any:
-        """Floating inputs in fp64 under fp64; autocast looks after the other precisions."""
-        if self.name != "fp64":
-            return tree
-        return map_tensors(tree, lambda t: t.double() if t.is_floating_point() else t)
+        """Floating inputs in fp64 under fp64; autocast looks after the other precisions. Images, on
+        the device already, in the layout of the weights: one copy, where each convolution would
+        make its own."""
+        if self.name == "fp64":
+            tree = map_tensors(tree, lambda t: t.double() if t.is_floating_point() else t)
+        return map_tensors(tree, _with_channels_last) if self.is_channels_last else tree
+
+    def lay_out(self, model: nn.Module) -> nn.Module:
+        """The model with its weights laid out in memory as the plan says. After it is on the
+        device, before anything holds its parameters; files and copies do not notice."""
+        if not self.is_channels_last:
+            return model
+        moved: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return moved
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of forward and loss."""
@@ -53,3 +65,9 @@ class Precision:
     @property
     def loss_scale(self) -> float | None:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
+
+
+def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Of floats and of bytes, which become floats in the same layout."""
+    is_image = tensor.dim() == 4 and (tensor.is_floating_point() or tensor.dtype == torch.uint8)
+    return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor

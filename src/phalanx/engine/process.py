@@ -160,7 +160,7 @@ def _settle_determinism(plan: Plan) -> None:
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
     on_gpu = plan.device.value == "cuda"
     torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
-    torch.backends.cudnn.benchmark = on_gpu and not is_resume
+    torch.backends.cudnn.benchmark = plan.cudnn_search.value == "on"
 
 
 def _agree_on_plan(process: Process, plan: Plan) -> None:

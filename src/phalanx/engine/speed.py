@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,12 +33,15 @@ from torch import nn
 from phalanx.engine.blocks import Block, find_blocks
 from phalanx.engine.buffers import untouched
 from phalanx.engine.memory import find_shortage
+from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Recipe
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 _SIZES = 8  # of micro-batches that code is made for; those beyond run as they are
+_BREAKS = 4  # graph breaks of one kind of code: with more, most of it is not compiled
+_OWN = "torch.compiler.disable"  # in the text of a break that `keep_blocks_apart` makes
 _SHAPES = 2  # of one kind of block; with more, code for any shape would be made, which is slower
 
 
@@ -88,7 +93,8 @@ class Compiler:
                 if find_shortage(error, str(strategy.process.device)) is not None:
                     raise
                 failed = error
-        anywhere = torch.tensor([float(failed is not None)])
+        breaks = self._find_breaks() if failed is None else None
+        anywhere = torch.tensor([float(failed is not None), float(breaks is not None)])
         # Ranks in lock-step that fail alone leave the others waiting: all have the same code.
         if pending := strategy.process.reduce_control(anywhere):
             pending.wait()
@@ -97,15 +103,60 @@ class Compiler:
         _end_helpers()
         # From here on a size that cannot be compiled runs as it is.
         torch._dynamo.config.suppress_errors = True
-        if not anywhere.item():
+        is_failed, is_broken = anywhere.tolist()
+        if not is_failed and not is_broken:
             return []
-        for region in self._regions:
-            region.is_compiled = False
+        self.turn_off()
+        if not is_failed:
+            return [_broken(breaks)]
         with untouched(strategy.model):
             run_backward(micro_batch)  # raises again what is the recipe's own mistake
         for parameter in strategy.model.parameters():
             parameter.grad = None
         return [_failure(failed)]
+
+    @property
+    def is_on(self) -> bool:
+        return any(region.is_compiled for region in self._regions)
+
+    def turn_off(self) -> None:
+        """Run everything as it is from here on."""
+        for region in self._regions:
+            region.is_compiled = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, everything runs as it is."""
+        before = [region.is_compiled for region in self._regions]
+        self.turn_off()
+        try:
+            yield
+        finally:
+            for region, is_compiled in zip(self._regions, before, strict=True):
+                region.is_compiled = is_compiled
+
+    def find_changing_shapes(self, process: Process) -> list[Finding]:
+        """After sizes beyond the limit came on any rank, everything runs as it is, on every one."""
+        beyond = [text for text in _counters()["unimplemented"] if "recompile limit" in text]
+        anywhere = torch.tensor([float(bool(beyond))])
+        if pending := process.reduce_control(anywhere):
+            pending.wait()
+        if not anywhere.item():
+            return []
+        self.turn_off()
+        return [_changing()]
+
+    def _find_breaks(self) -> str | None:
+        """More of them than a few in each kind of code; those around blocks are our own."""
+        found = {
+            text: count for text, count in _counters()["graph_break"].items() if _OWN not in text
+        }
+        kinds = max(1, count_shapes(self._blocks)) + 1
+        total = sum(found.values())
+        if total <= _BREAKS * kinds:
+            return None
+        first = next(iter(found)).partition("\n")[0]
+        return f"{total} of them in {kinds} kinds of code, {_BREAKS} in each are allowed: {first}"
 
     def _region(self, forward: Callable[..., Any], change: Change) -> _Region:
         region = _Region(forward, change)
@@ -160,6 +211,7 @@ def _configure(*, is_deterministic: bool) -> None:
     # What an earlier model of this process was compiled for: a size that is new to this one would
     # count as a second size, and get code for any size.
     torch._dynamo.reset()
+    _counters().clear()
     dynamo: Any = torch._dynamo.config
     dynamo.suppress_errors = False
     # Splits graphs under DDP only, and only those that are compiled after it wrapped the model.
@@ -176,6 +228,32 @@ def _end_helpers() -> None:
     end = getattr(async_compile, "shutdown_compile_workers", None)
     if end is not None:
         end()
+
+
+def _counters() -> defaultdict[str, Counter[str]]:
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def _broken(breaks: str | None) -> Finding:
+    return Finding(
+        slug="graph-breaks",
+        what="`compile` is dropped: the model's code falls apart into pieces",
+        why=f"graph breaks in the pass before the first step: {breaks or 'on another rank'}",
+        fix="compile=off; TORCH_LOGS=graph_breaks says where they are",
+        severity="warning",
+    )
+
+
+def _changing() -> Finding:
+    return Finding(
+        slug="shapes-change",
+        what=f"`compile` is dropped: micro-batches came in more than {_SIZES} shapes",
+        why=f"code is made for {_SIZES} shapes of each kind of block, and more were seen",
+        fix="compile=off, or pad samples to a few lengths",
+        severity="warning",
+    )
 
 
 def _failure(error: Exception | None) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.engine.gathering import is_gathered
 from phalanx.engine.parameters import list_weights
+from phalanx.engine.speed import are_alike, count_shapes
 from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.engine.tensor_file import as_bytes
 from phalanx.errors import Finding, UserError, errors_of
@@ -30,14 +33,15 @@ _FEW, _MANY = 8, 8192  # samples of the fetches that a line is drawn through, as
 _TIMED_S = 0.5  # the larger one may be expected to take no longer,
 _TIMED_BYTES = 2**28  # and no more memory
 _PROBED = 4  # samples hashed per split: enough to tell one data set from another
+_ALIKE = 2  # samples of each of as many micro-batches whose shapes are compared
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, compile}` with `{trace, findings}`; never raises for the
+    """Answer a request `{recipe, options, compiled}` with `{trace, findings}`; never raises for the
     user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
     trace, findings = trace_recipe(
-        request["recipe"], request["options"], is_compiled=request.get("compile", False)
+        request["recipe"], request["options"], compiled=request.get("compiled", ())
     )
     answer = {
         "trace": trace.to_json() if trace else None,
@@ -47,23 +51,23 @@ def run_trace(request_file: Path, result_file: Path) -> None:
 
 
 def trace_recipe(
-    spec: str, options: dict[str, Any], *, is_compiled: bool = False
+    spec: str, options: dict[str, Any], *, compiled: Sequence[str] = ()
 ) -> tuple[Trace | None, list[Finding]]:
-    """The Trace of a recipe, also with compiled code where that is asked for, and what is wrong
-    with it."""
+    """The Trace of a recipe, in some precisions (`fp32`, `bf16`) also with compiled code, and what
+    is wrong with it."""
     try:
         recipe = load_recipe(spec, options)
         findings = list(recipe.check())
         if errors_of(findings):
             return None, findings
-        return _trace(spec, recipe, is_compiled=is_compiled), findings
+        return _trace(spec, recipe, compiled), findings
     except UserError as error:
         return None, error.findings
     except Exception as error:
         return None, [_broken(spec, error)]
 
 
-def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
+def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     model = _model_without_memory(recipe)
     parameters = list(model.parameters())
     train, test = recipe.data("train"), recipe.data("test")
@@ -87,8 +91,10 @@ def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
     outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
     own_batchnorms = find_own_norms(model)
+    plain, grouped = _count_convolutions(model)
+    kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
-    activations = trace_activations(recipe, model, train, is_compiled=is_compiled)
+    activations = trace_activations(recipe, model, train, compiled=compiled)
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
@@ -104,6 +110,10 @@ def _trace(spec: str, recipe: Recipe, *, is_compiled: bool) -> Trace:
         num_blocks=len(blocks),
         largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
         outside_bytes=outside_bytes,
+        block_kinds=kinds,
+        convolutions=plain,
+        grouped_convolutions=grouped,
+        varying_shapes=find_varying_shapes(train),
         weights=weights,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
@@ -129,6 +139,35 @@ def _model_without_memory(recipe: Recipe) -> nn.Module:
         # A model that computes with its weights while it is built needs real ones. If that was not
         # the reason, building it for real raises the same error again.
         return recipe.model()
+
+
+def _count_convolutions(model: nn.Module) -> tuple[int, int]:
+    """2-D convolutions over all channels, and in groups of them."""
+    groups = [
+        module.groups
+        for module in model.modules()
+        if isinstance(module, _ConvNd) and module.weight.dim() == 4
+    ]
+    plain = sum(count == 1 for count in groups)
+    return plain, len(groups) - plain
+
+
+def find_varying_shapes(data: Any) -> str | None:
+    """Two shapes of the same tensor in micro-batches of as many samples; None where a few from all
+    over the data are alike."""
+    size = min(_ALIKE, len(data))
+    starts = np.unique(np.linspace(0, len(data) - size, _PROBED).astype(np.int64))
+    first: list[tuple[int, ...]] | None = None
+    for start in starts.tolist():
+        ids = np.arange(start, start + size, dtype=np.int64)
+        seed_globals(0)
+        batch = choose_fetch(data)(ids, ids)
+        shapes = [tuple(leaf.shape) for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        first = shapes if first is None else first
+        for old, new in zip(first, shapes, strict=False):
+            if old != new:
+                return f"{list(old)} and {list(new)} for {size} samples"
+    return None
 
 
 def _hash_samples(digest: Any, data: Any) -> None:

@@ -12,12 +12,14 @@ from phalanx.engine.assembly import Assembly
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.failure import describe_failure
+from phalanx.engine.fast_path import say_dropped
 from phalanx.engine.feeding import make_wishes
 from phalanx.engine.loop import Counters, Loop
 from phalanx.engine.memory import during
 from phalanx.engine.order import check_size
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
+from phalanx.engine.step import TrainStep
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
@@ -106,6 +108,8 @@ class Worker:
         if process.is_first:
             for finding in parts.findings:
                 self.events.write("finding", finding=finding.to_json())
+            for kind, facts in say_dropped(parts.dropped):
+                self.events.write(kind, **facts)
         # After settling: the discarded passes must not see (or touch) what is loaded here.
         saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
         saved = saving.load()
@@ -114,6 +118,7 @@ class Worker:
         if plan.is_recorded:
             from phalanx.engine.record import Recorder  # nobody else waits for its imports
 
+            assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
         evaluator = self._make_evaluator(parts.strategy, saving.average)
         wishes = make_wishes(job, plan, self.stop, is_first=process.is_first, start=counters.step)
@@ -133,6 +138,7 @@ class Worker:
             # A recorded run is looked at and thrown away.
             save=(lambda *_: {}) if plan.is_recorded else during("save")(saving.save),
             loss_scale=lambda: parts.precision.loss_scale,
+            watch=lambda: say_dropped(parts.fast_path.watch()),
             counters=counters,
         )
         with during("step", lambda: counters.step):

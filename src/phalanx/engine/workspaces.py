@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phalanx.engine.kernels import Call
 
+CONVOLUTIONS = ("convolution", "convolution_backward")
 # A convolution of exact fp32 goes through transformed tiles: of its input, and of its weights.
 _TILED_INPUT, _TILED_WEIGHT = 4.5, 70
 # A recurrent layer's products of all steps, by the number of gates, for each direction; both
@@ -27,7 +28,8 @@ def convolution_workspace(
     x: Tensor, weight: Tensor, out: Tensor, stride: Any, groups: int, *, is_exact: bool
 ) -> int:
     """`x` and `out` of forward, which backward has too. Tensor cores want channels last: both are
-    turned around, but for products of single pixels. `is_exact`: fp32 without TF32."""
+    turned around, but for products of single pixels. `is_exact`: fp32 without TF32. What is laid
+    out with channels last takes nothing (`live.py`)."""
     window = math.prod(weight.shape[2:])
     if groups > 1:
         return 0
@@ -69,7 +71,7 @@ class Workspace(NamedTuple):
 
 def workspace_of(call: Call, *, is_exact: bool) -> Workspace:
     """What a call takes besides its tensors; `is_exact`: fp32 products without TF32."""
-    if call.name in ("convolution", "convolution_backward"):
+    if call.name in CONVOLUTIONS:
         out = call.out[0] if call.name == "convolution" else call["grad_output"]
         return Workspace(
             of_samples=convolution_workspace(

@@ -83,10 +83,10 @@ Switch = Annotated[
 ]
 
 
-Compile = Annotated[
-    Literal["off", "on"],
+Fast = Annotated[
+    Literal["auto", "off"],
     BeforeValidator(parse_switch),
-    WithJsonSchema({"enum": ["off", "on", True, False]}),
+    WithJsonSchema({"enum": ["auto", "off", False]}),
 ]
 
 
@@ -284,10 +284,25 @@ class Job(_Strict):
     """Keep only the inputs of the model's blocks and run each again in backward: much less memory,
     about a third more time, the same bits. `auto` turns it on when the prediction without it does
     not fit the GPU."""
-    compile: Compile = "off"
+    fast: Fast = "auto"
+    """`off` trains as the recipe is written: `compile`, `channels_last`, `cuda_graph` and
+    `cudnn_search` that say `auto` are then off. One that says `on` stays on."""
+    compile: Switch = "auto"
     """Let torch.compile make kernels for the model: less memory and time per step, some seconds to
     a minute at the start, other last bits and other dropout masks. Repeated blocks are compiled
-    once for all of them. It is on or off as said here: nothing chooses it yet."""
+    once for all of them. `auto` compiles on CUDA where the time that is predicted to be saved over
+    the whole job repays compiling."""
+    channels_last: Switch = "auto"
+    """Keep images and the weights of 2-D convolutions with their channels last, as tensor cores
+    want them: convolutions turn nothing around. The same numbers in checkpoints. `auto` goes by the
+    model's convolutions and the precision, on CUDA."""
+    cuda_graph: Switch = "auto"
+    """Record a whole optimizer step once and let CUDA repeat it: the host then starts one thing per
+    step. `auto` does so on one CUDA rank whose steps are of few sizes."""
+    cudnn_search: Switch = "auto"
+    """Let cuDNN try its kernels for convolutions out, for each size it meets: 5 to 20 s at the
+    start, and whatever memory is free meanwhile. `auto` does so in fp32 and TF32 where the job is
+    long and `determinism` is fast."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the supervisor restarts the ranks after one of them was killed."""
     init_from: str | None = None

@@ -178,6 +178,9 @@ def _predict(prepared: Prepared, micro_batch: int) -> Plan:
             "activation_checkpointing": word,
             "strategy": plan.strategy.value,
             "precision": plan.precision.value,
+            "compile": plan.compile.value,
+            "channels_last": plan.channels_last.value,
+            "cuda_graph": plan.cuda_graph.value,
         }
     )
     made, _ = solve_plan(job, prepared.machine, prepared.trace, calibration=prepared.calibration)

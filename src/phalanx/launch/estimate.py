@@ -203,10 +203,10 @@ def _of_size(dataset_size: int | None) -> AskTrace:
     """Asks the recipe, and puts the size of another data set in place of its own."""
 
     def ask(
-        spec: str, options: dict[str, Any], is_compiled: bool = False
+        spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()
     ) -> tuple[Trace | None, list[Finding]]:
         asked = remembering(trace_recipe, is_fresh=False)
-        trace, findings = asked(spec, options, is_compiled)
+        trace, findings = asked(spec, options, compiled)
         if trace is not None and dataset_size is not None:
             trace = replace(trace, num_samples=dataset_size)
         return trace, findings

@@ -26,6 +26,8 @@ from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.machine.calibration import Calibration
+from phalanx.machine.gpus import may_have_cuda
+from phalanx.planner.compiled import compiled_precisions
 from phalanx.planner.plan import Plan
 from phalanx.planner.resume import resume_findings
 from phalanx.planner.solve import solve_plan
@@ -246,7 +248,9 @@ def _look(
     with ThreadPoolExecutor(3) as pool:
         if will_train:
             pool.submit(import_torch)
-        tracing = pool.submit(ask_trace, job.recipe, job.options, job.compile == "on")
+        has_cuda = may_have_cuda() if machine is None else machine.accelerator == "cuda"
+        compiled = compiled_precisions(job, has_cuda=has_cuda)
+        tracing = pool.submit(ask_trace, job.recipe, job.options, compiled)
         if machine is None:
             machine = pool.submit(probe_machine, Path(job.output)).result()
         trace, findings = tracing.result()

@@ -1,4 +1,5 @@
-"""What a run does after a rank ran out of memory: the next plan revision, or why there is none.
+"""What a run does after a rank ran out of memory: the next plan revision, or why there is none. And
+after a rung of speed was dropped.
 
 It has no budget but its own end: sizes only shrink, and the allocator is changed once."""
 
@@ -14,6 +15,7 @@ from phalanx.planner.memory import predict_parts
 from phalanx.planner.plan import Plan
 from phalanx.planner.revise import (
     changes_between,
+    drop_rung,
     grow_segments,
     halve_evaluate_batch,
     halve_micro_batch,
@@ -82,6 +84,12 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
         return _revision(plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step)
     kept = f"the global batch stays {plan.global_batch_size.value}"
     return _revision(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
+
+
+def without_rung(plan: Plan, dropped: Event) -> Revision:
+    """The plan without a rung of speed, as the ranks go on."""
+    rung, reason = dropped.data["rung"], dropped.data["reason"]
+    return _revision(plan, drop_rung(plan, rung, reason), reason, None)
 
 
 def does_not_fit(plan: Plan, failure: Event) -> Finding:

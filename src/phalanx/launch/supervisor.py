@@ -16,7 +16,14 @@ from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
-from phalanx.launch.recovery import does_not_fit, find_memory_failure, revise_plan
+from phalanx.launch.compile_cache import compile_cache_variables
+from phalanx.launch.recovery import (
+    Revision,
+    does_not_fit,
+    find_memory_failure,
+    revise_plan,
+    without_rung,
+)
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
@@ -121,6 +128,7 @@ class Supervisor:
             # One node: nothing of ours listens on a network.
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
+            **compile_cache_variables(self._run),
             **self._plan.worker_env,
         }
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
@@ -139,6 +147,8 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
+                if event.kind == "dropped":
+                    self._drop(event, events)
             if not is_running:
                 return ends
             asked = self._signals
@@ -149,6 +159,17 @@ class Supervisor:
                 events.write("stop", reason=_STOPPING if asked == 1 else "ending now")
             group.wait(_POLL_S)
 
+    def _drop(self, event: Event, events: EventWriter) -> None:
+        """Write the plan without a rung that the ranks have turned off: a restart and a resumed run
+        do not try it again. The ranks go on."""
+        self._change(without_rung(self._plan, event), events)
+
+    def _change(self, revision: Revision, events: EventWriter) -> None:
+        self._plan = revision.plan
+        self._run.write_plan(self._plan.to_json())
+        events.write("revision", **revision.to_json())
+        self._on_plan(self._plan)
+
     def _revise(self, ends: list[Event], events: EventWriter) -> bool:
         """Whether the plan was changed so that the ranks can be started again after one of them
         ran out of memory. Not counted as a restart: it ends by itself."""
@@ -158,10 +179,7 @@ class Supervisor:
         revision = revise_plan(self._plan, failure)
         if revision is None:
             return False
-        self._plan = revision.plan
-        self._run.write_plan(self._plan.to_json())
-        events.write("revision", **revision.to_json())
-        self._on_plan(self._plan)
+        self._change(revision, events)
         return True
 
     def _judge(self, group: RankGroup, ends: list[Event]) -> tuple[Outcome, bool]:

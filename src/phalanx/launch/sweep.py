@@ -131,10 +131,10 @@ def _plan(
 def _once(ask: AskTrace) -> AskTrace:
     answers: dict[str, Answer] = {}
 
-    def asked_once(spec: str, options: dict[str, Any], is_compiled: bool = False) -> Answer:
-        asked = json.dumps([spec, options, is_compiled], sort_keys=True, default=str)
+    def asked_once(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
+        asked = json.dumps([spec, options, compiled], sort_keys=True, default=str)
         if asked not in answers:
-            answers[asked] = ask(spec, options, is_compiled)
+            answers[asked] = ask(spec, options, compiled)
         return answers[asked]
 
     return asked_once

@@ -17,15 +17,15 @@ from phalanx.planner.trace import Trace
 _TIMEOUT_S = 600
 
 Answer = tuple[Trace | None, list[Finding]]
-AskTrace = Callable[[str, dict[str, Any], bool], Answer]
-"""Of a recipe, its options, and whether what is compiled is wanted too."""
+AskTrace = Callable[[str, dict[str, Any], tuple[str, ...]], Answer]
+"""Of a recipe, its options, and the precisions in which compiled code is wanted too."""
 
 
-def trace_recipe(spec: str, options: dict[str, Any], is_compiled: bool = False) -> Answer:
+def trace_recipe(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either."""
     with tempfile.TemporaryDirectory(prefix="phalanx-trace-") as folder:
         request, result = Path(folder, "request.json"), Path(folder, "result.json")
-        asked = {"recipe": spec, "options": options, "compile": is_compiled}
+        asked = {"recipe": spec, "options": options, "compiled": compiled}
         request.write_text(json.dumps(asked), encoding="utf-8")
         argv = [sys.executable, "-m", "phalanx.engine", "trace", str(request), str(result)]
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # planning touches no GPU

@@ -1,9 +1,11 @@
 """Remembers what a recipe answered, so that planning it again takes no process with torch in it.
 
 Only plans are made from memory, and they say so; training always asks anew, since a run must know
-the data it starts on. An answer counts while nothing that can be seen has changed (the recipe's
-files, its options, the files and folders they name, what is installed) and for an hour at most,
-because not everything can be seen. Whatever goes wrong here, the recipe is asked.
+the data it starts on. Then only what compiled code takes is remembered, which takes seconds to find
+out: it is the same while the recipe's own operators are. An answer counts while nothing that can be
+seen has changed (the recipe's files, its options, the files and folders they name, what is
+installed) and for an hour at most, because not everything can be seen. Whatever goes wrong here,
+the recipe is asked.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import platform
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -38,12 +41,16 @@ _SEEN = 5000
 def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     """`ask` that keeps what it is answered, and unless `is_fresh` answers from memory."""
 
-    def asked(spec: str, options: dict[str, Any], is_compiled: bool = False) -> Answer:
-        key = _key(spec, options, is_compiled)
+    def asked(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
+        key = _key(spec, options, compiled)
         known = _recall(key) if key is not None and not is_fresh else None
         if known is not None:
             return known
-        trace, findings = ask(spec, options, is_compiled)
+        older = _read(key) if key is not None and compiled else None
+        trace, findings = ask(spec, options, compiled if older is None else ())
+        if older is not None and trace is not None:
+            merged = _with_compiled(trace, older)
+            trace, findings = (merged, findings) if merged else ask(spec, options, compiled)
         if key is not None and trace is not None and not errors_of(findings):
             _keep(key, trace, findings)
         return trace, findings
@@ -51,7 +58,7 @@ def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     return asked
 
 
-def _key(spec: str, options: dict[str, Any], is_compiled: bool) -> str | None:
+def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str | None:
     """What an answer depends on; None where that cannot be told."""
     try:
         parts = [
@@ -59,7 +66,7 @@ def _key(spec: str, options: dict[str, Any], is_compiled: bool) -> str | None:
             recipe_fingerprint(spec),
             _stamp(recipe_file(spec).parent, ".py"),
             json.dumps(options, sort_keys=True),
-            f"compiled: {is_compiled}",
+            f"compiled: {compiled}",
             str(Path.cwd()),
             platform.python_version(),
             _torch_version(),
@@ -70,6 +77,27 @@ def _key(spec: str, options: dict[str, Any], is_compiled: bool) -> str | None:
     except (OSError, ValueError, TypeError):
         return None
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _read(key: str) -> Trace | None:
+    """What was answered, however long ago."""
+    try:
+        record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
+        return Trace.from_json(record["trace"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _with_compiled(trace: Trace, older: Trace) -> Trace | None:
+    """A new answer with the compiled code of an older one; None where the model computes anything
+    else by now, because samples are of another size or code is used that nobody looks at."""
+    merged: dict[str, Any] = {"compiled_unknown": older.compiled_unknown}
+    for name in ("activation_bytes", "checkpointed_bytes", "operators", "checkpointed_operators"):
+        now, then = getattr(trace, name), getattr(older, name)
+        if any(then.get(kind) != now[kind] for kind in now):
+            return None
+        merged[name] = then
+    return replace(trace, **merged)
 
 
 def _torch_version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,16 @@ class GpuInventory:
     driver_cuda: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
+
+
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
+
+
+def may_have_cuda() -> bool:
+    """Whether a driver's device files are there, told at once; `probe_gpus` knows it for sure."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    return os.name == "nt" or any(Path(name).exists() for name in _DRIVER_FILES)
 
 
 def probe_gpus() -> GpuInventory:

@@ -78,6 +78,11 @@ def comparable_sides(
         "gradient_accumulation": None,
         "micro_batch_size": micro.value,
         "sync_batchnorm": False,
+        # As the recipe is written.
+        "fast": "off",
+        "compile": "off",
+        "channels_last": "off",
+        "cuda_graph": "off",
     }
     notes = [_unsynced()] if plan.sync_batchnorm.value else []
     job = job.model_copy(update=fixed)

@@ -1,17 +1,25 @@
-"""Whether the model is compiled, and what is assumed of compiled code."""
+"""Whether the model is compiled, by what that gains and costs, and what is assumed of compiled
+code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
+from phalanx.planner.footprint import COMPILED
 from phalanx.planner.operators import Operator
-from phalanx.planner.plan import Decision
+from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.rates import Rates
 from phalanx.planner.timing import Compute, time_operators
+from phalanx.planner.trace import Trace
 
+# What compiling takes: importing the compiler, and code for an operator (90 s / 30 layers / 60).
+_START_S = 2.0
+_OPERATOR_S = 0.05
+_WORTH = 1.02  # of a step compiled: a smaller gain is within what is not known
 # Compiled code starts its kernels from a few lines without autograd and dispatch: its share of the
 # host's time for an operator. Not fitted yet.
 _HOST_SHARE = 0.1
@@ -25,7 +33,12 @@ def as_compiled(operator: Operator) -> Operator:
 
 
 def time_code(
-    operators: Iterable[Operator], micro_batch: int, rates: Rates, precision: str
+    operators: Iterable[Operator],
+    micro_batch: int,
+    rates: Rates,
+    precision: str,
+    *,
+    is_turned: bool = True,
 ) -> Compute:
     """Forward and backward of one micro-batch, some or all of it compiled."""
     parts: dict[bool, list[Operator]] = {False: [], True: []}
@@ -33,7 +46,8 @@ def time_code(
         name = operator.name.removeprefix(_MARK)  # kernels are told apart by their own names
         parts[name != operator.name].append(operator._replace(name=name))
     eager, compiled = (
-        time_operators(parts[kind], micro_batch, rates, precision) for kind in (False, True)
+        time_operators(parts[kind], micro_batch, rates, precision, is_turned=is_turned)
+        for kind in (False, True)
     )
     return Compute(
         eager.forward_s + compiled.forward_s,
@@ -42,24 +56,48 @@ def time_code(
     )
 
 
+def compiled_precisions(job: Job, *, has_cuda: bool) -> tuple[str, ...]:
+    """In which traced precisions a plan may need to know compiled code; each takes a second to
+    trace. Only CUDA is compiled without being asked."""
+    traced = {"bf16": ("bf16",), "fp16": ("bf16",), "auto": ("bf16",)}.get(job.precision, ("fp32",))
+    if job.compile == "on":
+        return ("fp32", "bf16") if job.precision == "auto" else traced
+    is_open = job.compile == "auto" and job.fast == "auto" and has_cuda
+    is_against = job.sync_batchnorm or job.determinism == "exact" or job.strategy == "deepspeed"
+    return traced if is_open and job.devices.cpu is None and not is_against else ()
+
+
 def choose_compile(
-    job: Job, machine: Machine, *, device: str, strategy: str, is_synced: bool
+    settled: Decision[str],
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    *,
+    device: str,
+    strategy: str,
+    is_synced: bool,
 ) -> tuple[Decision[str], list[Finding]]:
-    """`on` where the job asks for it and nothing speaks against it."""
-    if job.compile == "off":
-        return Decision("off", "compile = off"), []
+    """`on` where that is settled, or tried for `auto`, and nothing speaks against it; a Finding
+    where the job asks for it in vain."""
+    if settled.value == "off":
+        return settled, []
     against = _against(machine, device, strategy, is_synced)
+    if settled.value == "auto":
+        against = against or _against_auto(job, trace, device)
+        if against is None:
+            return Decision("on", "auto"), []
+        return Decision("off", f"auto: {against[0]}"), []
     if against is None:
-        return Decision("on", "compile = on"), []
+        return settled, []
     what, fix = against
     finding = Finding(
         slug="compile-left-off",
         what=f"the model is not compiled: {what}",
-        why=f"compile = on; strategy {strategy}, device {device}",
+        why=f"{settled.reason}; strategy {strategy}, device {device}",
         fix=fix,
         severity="warning",
     )
-    return Decision("off", f"compile = on, but {what}"), [finding]
+    return Decision("off", f"{settled.reason}, but {what}"), [finding]
 
 
 def _against(
@@ -82,3 +120,85 @@ def _against(
             "`sudo apt install build-essential`, or compile=off",
         )
     return None
+
+
+def _against_auto(job: Job, trace: Trace, device: str) -> tuple[str, str] | None:
+    """What speaks against compiling where nobody asked for it."""
+    if device == "cpu":
+        return (
+            "on CPU the C++ compiler takes longer than most jobs gain, and the gain is not "
+            "predicted; compile=on tries it",
+            "compile=on",
+        )
+    if job.determinism == "exact":
+        return "determinism = exact, and other micro-batches get other kernels", "compile=off"
+    if job.determinism == "resume" and trace.varying_shapes is not None:
+        return (
+            "determinism = resume makes code for each shape, and micro-batches differ in shape: "
+            f"{trace.varying_shapes}",
+            "determinism=fast",
+        )
+    unknown = trace.activations_unknown or trace.compiled_unknown
+    if unknown is not None:
+        return f"what compiled code takes could not be told: {unknown}", "compile=on"
+    if not any(kind.endswith(COMPILED) for kind in trace.operators):
+        return "what compiled code takes was not traced", "compile=on"
+    return None
+
+
+def compile_seconds(trace: Trace) -> float:
+    """What compiling costs with an empty cache. Issue 5 of this project: a model of 30 layers took
+    over 90 s whole, and 4 s one block at a time; such a layer is about 60 operators forward and
+    backward. Measured on one machine only."""
+    written = (trace.operators[kind] for kind in trace.operators if not kind.endswith(COMPILED))
+    operators = sum(operator.times for operator in next(written, []) if operator.kind != "view")
+    share = 1.0
+    if trace.block_kinds and trace.num_blocks:
+        # The first block's input has no gradient: it has code of its own.
+        share = min(1.0, (trace.block_kinds + 1) / trace.num_blocks)
+    return _START_S + _OPERATOR_S * operators * share
+
+
+def choose_by_gain(trace: Trace, eager: Plan, compiled: Plan) -> Decision[str]:
+    """Whether what compiling is predicted to save over the whole job repays it."""
+    cost = compile_seconds(trace)
+    how = (
+        f"{trace.block_kinds + 1} of {trace.num_blocks} blocks"
+        if trace.block_kinds
+        else "the whole model"
+    )
+    costs = f"compiling takes {format_seconds(cost)} ({how}; less from the second start on)"
+    before, after = eager.step_s.value, compiled.step_s.value
+    if before is None or after is None:
+        return Decision("off", "auto: the time of a step is not predicted; compile=on tries it")
+    steps = compiled.total_steps.value
+    saved = steps * (before - after)
+    times = f"a step takes {format_seconds(after)} compiled and {format_seconds(before)} without"
+    if before < _WORTH * after:
+        return Decision("off", f"auto: {times}; {costs}")
+    if saved <= cost:
+        return Decision(
+            "off",
+            f"auto: {times}, over {steps:,} steps {format_seconds(saved)} are saved; {costs}, "
+            "which the job is too short to repay",
+        )
+    return Decision(
+        "on", f"auto: {times}, over {steps:,} steps {format_seconds(saved)} are saved; {costs}"
+    )
+
+
+def with_other(chosen: Plan, other: Plan) -> Plan:
+    """The chosen plan with the other one among what was considered."""
+    rate, now = other.samples_per_s.value, chosen.samples_per_s.value
+    why = "less simple" if other.compile.value == "on" else "slower"
+    if rate is not None and now is not None:
+        share = 100 * (rate / now - 1)
+        why = f"{abs(share):.0f} % {'faster' if share > 0 else 'slower'}"
+        why += ", but compiling is not repaid" if share > 0 else ""
+    entry = {
+        "choice": f"compile={other.compile.value}",
+        "samples_per_s": rate,
+        "memory_bytes": other.memory_bytes.value,
+        "why_not": why,
+    }
+    return replace(chosen, alternatives=[*chosen.alternatives, entry])

@@ -5,8 +5,9 @@ from __future__ import annotations
 _DEVICES = ("devices.gpus", "devices.cpu", "strategy")
 _BATCH = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
 _LENGTH = ("epochs", "steps")
-_TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", "compile", "loader.workers")
-_MEMORY = ("micro_batch_size", "activation_checkpointing", "compile", "precision", "strategy")
+_RUNGS = ("compile", "channels_last", "cuda_graph", "fast")
+_TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", *_RUNGS, "loader.workers")
+_MEMORY = ("micro_batch_size", "activation_checkpointing", *_RUNGS[:2], "precision", "strategy")
 
 FEEDS: dict[str, tuple[str, ...]] = {
     "device": ("devices.gpus", "devices.cpu"),
@@ -27,7 +28,11 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "determinism": ("determinism",),
     "sync_batchnorm": ("sync_batchnorm",),
     "activation_checkpointing": _MEMORY,
-    "compile": ("compile", "strategy", "sync_batchnorm"),
+    "compile": ("compile", "fast", "strategy", "sync_batchnorm", *_LENGTH),
+    "channels_last": ("channels_last", "fast", "precision", "strategy"),
+    "cuda_graph": ("cuda_graph", "fast", "strategy", "micro_batch_size", "determinism"),
+    "cudnn_search": ("cudnn_search", "fast", "precision", "determinism", *_LENGTH),
+    "compared_with_eager": (*_RUNGS, "micro_batch_size"),
     "threads": (*_DEVICES, "determinism"),
     "num_samples": ("recipe", "options"),
     "num_test_samples": ("recipe", "options"),

@@ -11,6 +11,8 @@ from phalanx.errors import format_bytes
 WITH_GRADIENTS = "+gradients"
 """Ends the name of a precision whose lines count gradients too, as they come in backward."""
 
+CHANNELS_LAST = "+channels_last"
+"""Comes after that, where nothing is turned around for convolutions; only where that differs."""
 COMPILED = "+compiled"
 """Comes after the name of a precision, and before that, where the code is compiled."""
 

@@ -23,7 +23,7 @@ from phalanx.planner.offloading import SPREAD, time_offload
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Plan
 from phalanx.planner.probed import probe_seconds
-from phalanx.planner.rates import HOST_STEP_S, Rates
+from phalanx.planner.rates import GRAPH_HOST_S, HOST_STEP_S, Rates
 from phalanx.planner.shares import Layout, layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
@@ -162,13 +162,22 @@ class Forecaster:
     def _computing(
         self, plan: Plan, operators: list[Operator], micro: int, slots: int
     ) -> Computing:
-        one = time_code(operators, micro, self.rates, plan.precision.value)
+        one = time_code(
+            operators,
+            micro,
+            self.rates,
+            plan.precision.value,
+            is_turned=plan.channels_last.value == "off",
+        )
         if plan.activation_checkpointing.value and plan.compile.value == "off":
             one = replace(one, host_s=_HOOKED * one.host_s)
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)
-        return Computing(one, device, slots * one.host_s + self.rates.host * HOST_STEP_S)
+        host = slots * one.host_s + self.rates.host * HOST_STEP_S
+        if plan.cuda_graph.value == "on":
+            host = GRAPH_HOST_S
+        return Computing(one, device, host)
 
     def _together(self, device_s: float, host_s: float) -> float:
         """On a CPU the host is the device; otherwise it runs ahead of it."""

@@ -65,7 +65,11 @@ def job_key(plan: Plan) -> str:
         "determinism": plan.determinism.value,
         "activation_checkpointing": plan.activation_checkpointing.value,
         # Only where it is on: what was measured before there was such a key counts.
-        **({"compile": "on"} if plan.compile.value == "on" else {}),
+        **{
+            name: "on"
+            for name in ("compile", "channels_last", "cuda_graph")
+            if getattr(plan, name).value == "on"
+        },
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -11,7 +11,15 @@ from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
 from phalanx.planner.deepspeed import BUCKET
-from phalanx.planner.footprint import COMPILED, WITH_GRADIENTS, Footprint, Line, Parts, upper_lines
+from phalanx.planner.footprint import (
+    CHANNELS_LAST,
+    COMPILED,
+    WITH_GRADIENTS,
+    Footprint,
+    Line,
+    Parts,
+    upper_lines,
+)
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.room import (
     TENSORS_SPREAD,
@@ -49,6 +57,8 @@ def make_footprint(
         traced = "tf32"
     is_compiled = job.compile == "on"
     traced += COMPILED * is_compiled
+    if job.channels_last == "on" and traced + CHANNELS_LAST in trace.activation_bytes:
+        traced += CHANNELS_LAST
     # Where weights are in 16 bits already, autocast makes no copies of them.
     uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
     gathered = _gathered(job, trace, is_half, strategy)

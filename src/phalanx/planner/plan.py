@@ -62,6 +62,15 @@ class Plan:
     """Whether blocks keep their inputs only and run again in backward."""
     compile: Decision[str] = Decision("off", "compile = off")
     """`on` or `off`: whether torch.compile makes kernels for the model."""
+    channels_last: Decision[str] = Decision("off", "channels_last = off")
+    """`on` or `off`: whether images and convolutions have their channels last in memory."""
+    cuda_graph: Decision[str] = Decision("off", "cuda_graph = off")
+    """`on` or `off`: whether a whole step is recorded and repeated by CUDA."""
+    cudnn_search: Decision[str] = Decision("off", "cudnn_search = off")
+    """`on` or `off`: whether cuDNN tries its kernels out for each size it meets."""
+    compared_with_eager: Decision[bool] = Decision(False, "nothing is faster than as written")
+    """Whether gradients of the fast path are held against those of the recipe as it is written,
+    before the first step."""
     threads: Decision[int]
     """CPU threads inside an operator, per rank. Kept on resume: it changes the last bits."""
 

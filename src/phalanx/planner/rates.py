@@ -16,6 +16,7 @@ HOST_MODULE_S = 47e-6  # a layer: Python, autocast, autograd
 HOST_CALL_S = 15e-6  # any other operator
 HOST_VIEW_S = 6e-6
 HOST_STEP_S = 2.0e-3  # a step besides its operators: samples, optimizer, bookkeeping
+GRAPH_HOST_S = 0.3e-3  # a step that is one CUDA graph: samples put in place; not fitted yet
 MEASURED_CALL_S = 9.6e-6  # a small operator on that host, as `bench` measures it
 KERNEL_S = 1.7e-6
 # Shares of the peak that a large product and a large copy reach: ml-engineering, MAMF (77 to 87 %),

@@ -141,6 +141,36 @@ def grow_segments(plan: Plan, environment: Mapping[str, str]) -> Plan | None:
     )
 
 
+def drop_rung(plan: Plan, rung: str, reason: str) -> Plan:
+    """The same plan without a rung of speed, which the ranks have turned off already."""
+    entry = _without(plan, rung)
+    later = _untimed(plan, f"{rung} was dropped")
+    if entry is not None and entry["samples_per_s"] is not None:
+        rate, about = entry["samples_per_s"], f"predicted for {rung}=off"
+        later = replace(
+            later,
+            samples_per_s=Decision(rate, about),
+            step_s=Decision(plan.global_batch_size.value / rate, about),
+        )
+    if entry is not None and entry["memory_bytes"] is not None:
+        about = f"predicted for {rung}=off"
+        later = replace(later, memory_bytes=Decision(entry["memory_bytes"], about))
+    off: dict[str, Any] = {rung: Decision("off", f"dropped: {reason}")}
+    return replace(later, revision=plan.revision + 1, **off)
+
+
+def cost_without(plan: Plan, rung: str) -> str | None:
+    """What a plan loses without a rung, as predicted; None where that is not known."""
+    entry, rate = _without(plan, rung), plan.samples_per_s.value
+    if entry is None or entry["samples_per_s"] is None or rate is None:
+        return None
+    return f"{entry['samples_per_s']:,.0f} samples/s are predicted without it, {rate:,.0f} with it"
+
+
+def _without(plan: Plan, rung: str) -> dict[str, Any] | None:
+    return next((e for e in plan.alternatives if e["choice"] == f"{rung}=off"), None)
+
+
 def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:
     """Each value that differs between two revisions, old and new."""
     before, after = old.decisions(), new.decisions()

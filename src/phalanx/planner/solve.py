@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.errors import Finding
-from phalanx.job.schema import Interval, Job
+from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration
 from phalanx.planner import devices
@@ -21,12 +21,13 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
-from phalanx.planner.compiled import choose_compile
+from phalanx.planner.compiled import choose_by_gain, choose_compile, with_other
 from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
 from phalanx.planner.forecast_reasons import with_forecast
 from phalanx.planner.forecaster import Forecaster
-from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
+from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
 from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
@@ -35,6 +36,14 @@ from phalanx.planner.probed import with_measured_activations
 from phalanx.planner.rates import device_rates
 from phalanx.planner.resize import on_ranks
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
+from phalanx.planner.rungs import (
+    choose_channels_last,
+    choose_comparison,
+    choose_cuda_graph,
+    choose_cudnn_search,
+    settle_rung,
+    without_each,
+)
 from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
@@ -50,13 +59,33 @@ def solve_plan(
 ) -> tuple[Plan, list[Finding]]:
     """Make every choice; `previous` is the plan of a run that continues, `calibration` what was
     measured of such a machine."""
-    plan, findings = _solve(job, machine, trace, previous, calibration)
+    plan, findings = _solve_fastest(job, machine, trace, previous, calibration)
     if plan.ranks.value == 1 or plan.forecast is None:
         return plan, findings
     scaled = on_ranks(job, machine, 1)
-    alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration)
+    alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration, plan.compile)
     interval = list(speedup_interval(plan, alone))
     return replace(plan, speedup=_speedup(plan, alone), speedup_range=interval), findings
+
+
+def _solve_fastest(
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    previous: Plan | None,
+    calibration: Calibration | None,
+) -> tuple[Plan, list[Finding]]:
+    """Compiled and not, where that is open, and the one that ends sooner."""
+    settled = settle_rung(job, "compile", previous)
+    compiled, findings = _solve(job, machine, trace, previous, calibration, settled)
+    if settled.value != "auto" or compiled.compile.value == "off":
+        return compiled, findings
+    off = Decision("off", "")
+    eager, others = _solve(job, machine, trace, previous, calibration, off)
+    chosen = choose_by_gain(trace, eager, compiled)
+    if chosen.value == "on":
+        return with_other(replace(compiled, compile=chosen), eager), findings
+    return with_other(replace(eager, compile=chosen), compiled), others
 
 
 def _solve(
@@ -65,6 +94,7 @@ def _solve(
     trace: Trace,
     previous: Plan | None,
     calibration: Calibration | None,
+    compiling: Decision[str],
 ) -> tuple[Plan, list[Finding]]:
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
@@ -73,11 +103,23 @@ def _solve(
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
     findings += problems
+    strategy = chosen.strategy.value
     compiled, problems = choose_compile(
-        job, machine, device=device, strategy=chosen.strategy.value, is_synced=synced.value
+        compiling,
+        job,
+        machine,
+        trace,
+        device=device,
+        strategy=strategy,
+        is_synced=synced.value,
     )
     findings += problems
-    job = job.model_copy(update={"compile": compiled.value})  # what is predicted from here on
+    channels_last, problems = choose_channels_last(
+        job, trace, previous, device=device, strategy=strategy, precision=precision.value
+    )
+    findings += problems
+    # What is predicted from here on.
+    job = job.model_copy(update={"compile": compiled.value, "channels_last": channels_last.value})
     if chosen.strategy.value == "deepspeed":
         findings += deepspeed_findings(job, device=device, precision=precision.value)
     frozen = previous.global_batch_size.value if previous is not None else None
@@ -92,13 +134,13 @@ def _solve(
     )
     per_epoch = batch.steps_per_epoch
     threads = devices.choose_threads(job, placement, machine, previous)
-    total = _choose_length(job, per_epoch)
+    total = choose_length(job, per_epoch)
     lr = scale_lr(job, batch.global_batch_size)
     if previous is not None:
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)
     determinism = devices.choose_determinism(job, device)
-    save_steps, save_seconds = _choose_saving(job, total.value, per_epoch)
+    save_steps, save_seconds = choose_saving(job, total.value, per_epoch)
     plan = Plan(
         revision=previous.revision + 1 if previous is not None else 0,
         device=placement.device,
@@ -114,6 +156,7 @@ def _solve(
         determinism=determinism,
         sync_batchnorm=synced,
         compile=compiled,
+        channels_last=channels_last,
         threads=threads,
         num_samples=Decision(trace.num_samples, "samples in the train split"),
         num_test_samples=Decision(trace.num_test_samples, "samples in the test split"),
@@ -137,7 +180,7 @@ def _solve(
             are_arrays=trace.array_bytes is not None,
         ),
         pin_memory=choose_pin_memory(job, device),
-        evaluate_every=_choose_evaluation(job, trace, total.value, per_epoch),
+        evaluate_every=choose_evaluation(job, trace, total.value, per_epoch),
         evaluate_batch_size=choose_evaluate_batch(job, sizes.micro_batch_size.value, previous),
         metric=_asked_or(job.evaluate.metric, trace.metric, "evaluate.metric"),
         metric_mode=_asked_or(job.evaluate.mode, trace.metric_mode, "evaluate.mode"),
@@ -174,14 +217,28 @@ def _solve(
     plan, about_memory = choose_micro_batch(job, plan, previous, predict)
     plan = _follow_micro_batch(job, machine, placement, trace, plan, previous)
     findings += batch_findings(plan.batch, ranks, trace, is_synced=synced.value)
+    plan, problems = _with_graph(job, trace, plan, previous, predict)
+    findings += problems
     plan = choose_loading(job, machine, placement, trace, plan, predict)
-    plan = with_forecast(plan, predict(plan))
+    compared = choose_comparison(job, trace, plan, placement.cards)
+    plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
         hosts = machine.nodes * machine.memory.total_bytes
         about_memory += fit_findings(job, trace, plan, placement.cards, hosts)
     others = other_strategies(job, trace, plan, placement, predict)
-    plan = replace(plan, alternatives=[*others, *plan.alternatives])
+    slower = without_each(plan, predict)
+    plan = replace(plan, alternatives=[*others, *plan.alternatives, *slower])
     return plan, [*findings, *about_rates, *about_memory]
+
+
+def _with_graph(
+    job: Job, trace: Trace, plan: Plan, previous: Plan | None, predict: Predict
+) -> tuple[Plan, list[Finding]]:
+    """After the micro-batch, with which its memory grows."""
+    forecast = predict(plan)
+    graph, findings = choose_cuda_graph(job, trace, plan, previous, forecast)
+    search = choose_cudnn_search(job, trace, plan, previous, forecast)
+    return replace(plan, cuda_graph=graph, cudnn_search=search), findings
 
 
 def _follow_micro_batch(
@@ -233,14 +290,6 @@ def speedup_interval(plan: Plan, alone: Plan) -> tuple[float, float]:
     return slow / single, quick / single
 
 
-def _choose_length(job: Job, per_epoch: int) -> Decision[int]:
-    if job.steps is not None:
-        return Decision(job.steps, f"steps = {job.steps}")
-    assert job.epochs is not None
-    value = job.epochs * per_epoch
-    return Decision(value, f"{job.epochs} epochs x {per_epoch} steps = {value}")
-
-
 def _choose_ema(job: Job) -> Decision[float | None]:
     ema = job.ema
     if ema.decay is None:
@@ -250,31 +299,6 @@ def _choose_ema(job: Job) -> Decision[float | None]:
         parts.append("rising from 0.1 as (1 + n) / (10 + n)")
     parts.append(f"evaluation is of the {'averaged' if ema.evaluate else 'plain'} weights")
     return Decision(ema.decay, "; ".join(parts))
-
-
-def _choose_evaluation(
-    job: Job, trace: Trace, total_steps: int, per_epoch: int
-) -> Decision[int | None]:
-    if trace.num_test_samples == 0:
-        return Decision(None, "the recipe has no test split")
-    every = job.evaluate.every
-    if every is None:
-        return Decision(None, "evaluate.every = null: only at the end")
-    steps = in_steps(every, total_steps=total_steps, steps_per_epoch=per_epoch)
-    return Decision(steps, f"every {every}, and at the end")
-
-
-def _choose_saving(
-    job: Job, total_steps: int, per_epoch: int
-) -> tuple[Decision[int | None], Decision[float | None]]:
-    every = job.checkpoint.every
-    if every is None:
-        return (Decision(None, "only at the end"), Decision(None, "checkpoint.every = null"))
-    reason = f"checkpoint.every = {every}; also the best, and at the end"
-    if isinstance(every, Interval) and every.unit == "minutes":
-        return Decision(None, "counted in minutes"), Decision(every.count * 60, reason)
-    steps = in_steps(every, total_steps=total_steps, steps_per_epoch=per_epoch)
-    return Decision(steps, reason), Decision(None, "counted in steps")
 
 
 def _asked_or(asked: str | None, default: str, key: str) -> Decision[str]:

@@ -63,6 +63,15 @@ class Trace:
     """Weights of the largest of them."""
     outside_bytes: int = 0
     """Weights in none of them."""
+    block_kinds: int = 0
+    """Kinds of them that code is made for, where they are compiled one at a time; 0 where the model
+    is compiled whole."""
+    convolutions: int = 0
+    """2-D convolutions whose channels see one another."""
+    grouped_convolutions: int = 0
+    """2-D convolutions in groups of channels, such as depthwise ones."""
+    varying_shapes: str | None = None
+    """How micro-batches of the same number of samples differ in shape, where they do."""
     weights: list[Weight] = field(default_factory=list)
     """Every parameter: in the order in which the optimizer gets them, then the others."""
     metric: str
@@ -76,7 +85,8 @@ class Trace:
     array_bytes: int | None = None
     """Of a train split that is arrays in memory (`Tensors`)."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
-    """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts."""
+    """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts. Of
+    a model with convolutions also by `bf16+channels_last` and `tf32+channels_last`."""
     checkpointed_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """The same with the blocks recomputed in backward."""
     operators: dict[str, list[Operator]] = field(default_factory=dict)

@@ -61,9 +61,13 @@ KINDS: dict[str, dict[str, str]] = {
         "notes": "what to keep in mind about the figures",
     },
     "finding": {"finding": "a Finding: slug, what, why, fix, severity"},
+    "dropped": {
+        "rung": "what is off from here on: compile, channels_last or cuda_graph",
+        "reason": "the slug of the Finding that says it, and why",
+    },
     "stop": {"reason": "why the run is asked to stop early"},
     "revision": {
-        "revision": "plan revision the next attempt reads",
+        "revision": "plan revision from here on; the next attempt reads it",
         "reason": "why the plan is changed, and what that means for the curve",
         "changes": "each value that changes by name: micro_batch_size, accumulation, ...; old, new",
         "step": "optimizer steps done when it became necessary, or null",

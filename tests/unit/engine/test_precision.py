@@ -84,3 +84,21 @@ def test_tf32_is_on_only_where_it_is_asked_for(name, matmul):
     Precision(name, CPU).configure()
     assert torch.get_float32_matmul_precision() == matmul
     assert torch.backends.cudnn.allow_tf32 is (matmul == "high")
+
+
+def test_images_and_weights_get_their_channels_last_and_nothing_else():
+    precision = Precision("fp32", torch.device("cpu"), is_channels_last=True)
+    model = precision.lay_out(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 2)))
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    batch = {
+        "image": torch.zeros(2, 3, 5, 5),
+        "bytes": torch.zeros(2, 3, 5, 5, dtype=torch.uint8),
+        "boxes": torch.zeros(2, 3, 5, 5, dtype=torch.int64),
+        "row": torch.zeros(2, 3),
+    }
+    moved = precision.convert_batch(batch)
+    last = {
+        name: value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        for name, value in moved.items()
+    }
+    assert last == {"image": True, "bytes": True, "boxes": False, "row": False}

@@ -40,7 +40,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options, is_compiled=False):
+    def __call__(self, spec, options, compiled=()):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
@@ -76,8 +76,30 @@ def test_an_answer_is_remembered_whole_and_says_so(recipe):
     assert "less than a minute" in finding.what
     assert recall(recipe, {"width": 4})[0].options["width"] == 4, "other options"
     assert asked.times == 2
-    recall(recipe, {"width": 4}, True)
+    recall(recipe, {"width": 4}, ("bf16",))
     assert asked.times == 3, "what is compiled is more than was asked before"
+
+
+def test_training_asks_anew_but_not_about_compiled_code(recipe):
+    """Which takes seconds; as long as the recipe itself computes the same."""
+
+    class Compiling(Asked):
+        def __call__(self, spec, options, compiled=()):
+            self.compiled = compiled
+            trace, findings = super().__call__(spec, options)
+            code = {f"{name}+compiled": [OPERATOR] for name in compiled}
+            return replace(trace, operators={**trace.operators, **code}), findings
+
+    asked = Compiling()
+    fresh = remembering(asked, is_fresh=True)
+    first, _ = fresh(recipe, {}, ("bf16",))
+    assert asked.compiled == ("bf16",)
+    second, _ = fresh(recipe, {}, ("bf16",))
+    assert asked.compiled == () and second.operators == first.operators
+    assert second.data_fingerprint == "look 2", "the data are looked at"
+    asked.trace = replace(TRACE, operators={"fp32": [OPERATOR._replace(times=9)]})
+    third, _ = fresh(recipe, {}, ("bf16",))
+    assert asked.compiled == ("bf16",) and third.operators["fp32"][0].times == 9
 
 
 def edit_recipe(folder, monkeypatch):

@@ -12,9 +12,12 @@ from phalanx.planner.rates import HOST_STEP_S
 from phalanx.planner.solve import solve_plan
 
 
-def test_compile_is_off_unless_asked_for(solve):
-    plan, _ = solve("cpu")
-    assert plan.compile.value == "off"
+def test_compile_is_off_on_cpu_unless_asked_for(solve):
+    plan, findings = solve("cpu")
+    assert plan.compile.value == "off" and "on CPU" in plan.compile.reason
+    assert "compile-left-off" not in {finding.slug for finding in findings}
+    plan, _ = solve("cpu", compile="on")
+    assert plan.compile.value == "on"
     plan, findings = solve("8xa100", compile="on")
     assert plan.compile.value == "on"
     assert "compile-left-off" not in {finding.slug for finding in findings}
@@ -58,11 +61,12 @@ def test_a_compiled_plan_is_predicted_from_compiled_code(solve):
         "activation_bytes": {**eager, "bf16+compiled": [Line(0, 10 * 2**20)]},
         "operators": {"bf16": many, "bf16+compiled": few},
     }
-    keys = {"precision": "bf16", "micro_batch_size": 8, "devices": {"gpus": 1}}
-    plain, _ = solve("8xa100", trace=trace, **keys)
+    keys = {"precision": "bf16", "micro_batch_size": 8, "devices": {"gpus": 1}, "cuda_graph": "off"}
+    plain, _ = solve("8xa100", trace=trace, compile="off", **keys)
     compiled, findings = solve("8xa100", trace=trace, compile="on", **keys)
     assert predict_parts(plain).activations == 8 * 100 * 2**20
     assert predict_parts(compiled).activations == 8 * 10 * 2**20
+    assert plain.cuda_graph.value == compiled.cuda_graph.value == "off"
     operators = [plan.forecast.host_s - HOST_STEP_S for plan in (plain, compiled)]
     assert operators[1] == pytest.approx(operators[0] / 10)
     assert "compiled-unknown" not in {finding.slug for finding in findings}
