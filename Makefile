@@ -80,6 +80,8 @@ gpu: setup
 
 bench: setup
 	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead.py --ranks 2
 
 docs: setup
 	$(BIN)/python scripts/make_reference.py

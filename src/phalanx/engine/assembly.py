@@ -14,7 +14,7 @@ from phalanx.engine.blocks import find_blocks
 from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
 from phalanx.engine.fast_path import Dropped, FastPath
-from phalanx.engine.feeding import Wishes, make_feed
+from phalanx.engine.feeding import Wishes, make_feed, stop_step
 from phalanx.engine.graph import GraphedStep
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
@@ -103,6 +103,7 @@ class Assembly:
             prefetch=self.job.loader.prefetch,
             terms=None if self.probe.weights is None else sorted(self.probe.weights),
             wishes=wishes,
+            stop_at=stop_step(self.job, self.plan, start),
         )
 
     def _make_strategy(self) -> Strategy:

@@ -1,13 +1,14 @@
-"""From positions to batches on the device: fetch by ids and keys, loader processes, one step ahead.
+"""From positions to micro-batches: fetch by ids and keys, loader processes, one step ahead.
 
-requests -> [loader processes: fetch, weigh] -> Feed: weights summed over ranks -> device
+requests -> [loader processes: fetch, weigh] -> device (copying.py) -> Feed: weights over all ranks
+Arrays in memory take another way (gathering.py).
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from phalanx.engine.order import WORKER, Ids, ids_at, ids_of, keys_of
 from phalanx.errors import Finding, UserError
@@ -23,11 +24,10 @@ from phalanx.planner.batch import Slot, StepShare
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
 
-# Forked loader processes start in milliseconds and need no pickling of the data set. Python 3.14
-# starts them through a server instead (forkserver), which costs an import of torch for each.
-_START_METHOD = "fork" if sys.platform == "linux" else None
-
-_NAMED_AT_ONCE = 64  # requests whose sample ids are found together
+# A wish to stop or to save waits this long for the other ranks to hear of it. A reduction of gloo
+# takes a tenth of a millisecond from every core: as much as a small step.
+_ASKED_EVERY_S, _MOST_STEPS = 0.2, 50
+_NAMED_AT_ONCE = 64  # requests whose samples are found together
 
 ANY_TERM = "*"
 """Name under which a recipe's single weight stands for every term of its loss."""
@@ -41,6 +41,8 @@ class Request(NamedTuple):
     is_training: bool
     ids: Ids | None = None
     """The samples, where they are known already; else the fetcher finds them."""
+    keys: Ids | None = None
+    """Their keys, known with them."""
 
 
 class MicroBatch(NamedTuple):
@@ -53,31 +55,34 @@ class MicroBatch(NamedTuple):
     """Weight of each term, or None when it depends on the predictions."""
     ids: Ids | None = None
     """The samples asked for."""
+    copied: Any = None
+    """CUDA event after which it is on the device; None: nothing to wait for."""
 
 
 class Fetcher(Dataset[MicroBatch]):
     """Fetches whole micro-batches; runs in the training process or in loader processes."""
 
     def __init__(self, recipe: Recipe, data: Any, *, seed: int, is_shuffled: bool) -> None:
-        self._recipe = recipe
-        self._data = data
+        self.recipe = recipe
+        self.data = data
         self._seed = seed
         self._size = len(data)
         self._is_shuffled = is_shuffled
         self._fetch = choose_fetch(data)
 
     def __getitem__(self, request: Request) -> MicroBatch:
-        epoch, slot, is_training, ids = request
+        epoch, slot, is_training, ids, keys = request
         if ids is not None:
             pass
         elif self._is_shuffled:
             ids = ids_at(self._seed, epoch, slot.start, slot.stop, self._size)
         else:
             ids = np.arange(slot.start, slot.stop, dtype=np.int64)
-        keys = keys_of(self._seed, epoch, ids)
+        if keys is None:
+            keys = keys_of(self._seed, epoch, ids)
         seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
         batch = self._fetch(ids, keys)
-        weights = weigh(self._recipe, batch) if is_training else None
+        weights = weigh(self.recipe, batch) if is_training else None
         return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights, ids)
 
 
@@ -124,77 +129,28 @@ def weigh(recipe: Recipe, batch: Batch) -> dict[str, float] | None:
     return {ANY_TERM: float(weight)}
 
 
-def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterator[Request]:
-    """The same requests with their sample ids, found for many at a time: the order costs twenty
-    array operations however long the arrays are."""
+def name_samples(requests: Iterable[Request], *, seed: int, size: int) -> Iterator[list[Request]]:
+    """The same requests with their sample ids and keys, some at a time: both cost thirty array
+    operations however long the arrays are. Those of a list are of one epoch."""
     requests = iter(requests)
     while chunk := list(islice(requests, _NAMED_AT_ONCE)):
         for epoch, group in groupby(chunk, key=lambda request: request.epoch):
             together = list(group)
             ranges = [np.arange(r.slot.start, r.slot.stop, dtype=np.int64) for r in together]
             ids = ids_of(seed, epoch, np.concatenate(ranges), size)
-            ends = np.cumsum([len(positions) for positions in ranges])
-            for request, part in zip(together, np.split(ids, ends[:-1]), strict=True):
-                yield request._replace(ids=part)
-
-
-class Loader:
-    """Micro-batches in the order of the requests, fetched here or in loader processes.
-
-    It can be iterated again when the requests can; loader processes are then kept."""
-
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        requests: Iterable[Request],
-        *,
-        workers: int,
-        prefetch: int,
-        pin: bool,
-        is_repeated: bool = False,
-    ) -> None:
-        self._fetcher = fetcher
-        self._requests = requests
-        self._pin = pin
-        self._started: Iterator[MicroBatch] | None = None
-        self._loader: DataLoader[MicroBatch] | None = None
-        if workers > 0:
-            self._loader = DataLoader(
-                fetcher,
-                batch_size=None,
-                sampler=_Requests(requests),
-                num_workers=workers,
-                prefetch_factor=prefetch,
-                pin_memory=pin,
-                persistent_workers=is_repeated,
-                multiprocessing_context=_START_METHOD,
-            )
-
-    def start(self) -> None:
-        """Start the loader processes now instead of at the first iteration."""
-        if self._loader is not None:
-            self._started = iter(self._loader)
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        if self._started is not None:
-            started, self._started = self._started, None
-            return started
-        if self._loader is not None:
-            return iter(self._loader)
-        fetched = (self._fetcher[request] for request in self._requests)
-        return (map_tensors(m, torch.Tensor.pin_memory) for m in fetched) if self._pin else fetched
-
-
-class _Requests(Sampler[Request]):
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+            keys = keys_of(seed, epoch, ids)
+            named, start = [], 0
+            for _, slot, is_training, *_ in together:
+                stop = start + slot.stop - slot.start
+                named.append(Request(epoch, slot, is_training, ids[start:stop], keys[start:stop]))
+                start = stop
+            yield named
 
 
 def move(tree: Any, device: torch.device) -> Any:
     """The same nesting with every tensor on the device; pinned memory is copied asynchronously."""
+    if device.type == "cpu":
+        return tree  # where it was fetched
     return map_tensors(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -211,7 +167,7 @@ def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     return tree
 
 
-@dataclass
+@dataclass(slots=True)
 class StepInput:
     """All that a rank needs for one optimizer step."""
 
@@ -230,7 +186,8 @@ class Feed:
 
     The weights of the global batch, and the wishes to stop and to save, are summed over the ranks
     in one small asynchronous reduction on the CPU, one step ahead: no rank ever waits for it
-    unless it is a step ahead of another.
+    unless it is a step ahead of another. Where every rank knows the weights by itself, wishes alone
+    are asked for now and then.
     """
 
     def __init__(
@@ -239,54 +196,100 @@ class Feed:
         loader: Iterator[MicroBatch],
         *,
         terms: list[str] | None,
-        device: torch.device,
-        reduce: Callable[[torch.Tensor], Any],
+        reduce: Callable[[torch.Tensor], Any] | None,
         wishes: Callable[[StepShare], tuple[bool, bool]],
+        known_weights: Callable[[StepShare], list[float]] | None = None,
+        stop_at: int | None = None,
+        is_first: bool = True,
     ) -> None:
+        """`loader` gives micro-batches on the device; `reduce` is None on one rank.
+        `known_weights` gives those of the whole step, if that can be told without the other ranks;
+        `stop_at` is the step at which every rank wants to stop."""
         self._shares = iter(shares)
         self._loader = loader
         self._terms = terms
-        self._device = device
+        self._names = frozenset(terms or ())
         self._reduce = reduce
         self._wishes = wishes
+        self._known_weights = known_weights
+        self._stop_at = stop_at
+        self._is_first = is_first
+        self._interval, self._due_at = 1, 0
+        self._asked: tuple[int, float] | None = None
+        self._unheard = (False, False)
 
     def __iter__(self) -> Iterator[StepInput]:
-        ahead = self._fetch()
+        terms, ahead = self._terms, self._fetch()
         while ahead is not None:
-            share, micro_batches, figures, pending = ahead
+            share, micro_batches, figures = ahead
             ahead = self._fetch()
-            if pending is not None:
-                pending.wait()
-            values = figures.tolist()
+            values = figures()
+            for micro_batch in micro_batches:
+                if micro_batch.copied is not None:
+                    micro_batch.copied.wait()  # the computing stream does, not this process
             yield StepInput(
-                share=share,
-                micro_batches=micro_batches,
-                weights=(
-                    None if self._terms is None else dict(zip(self._terms, values, strict=False))
-                ),
-                must_stop=values[-2] > 0,
-                must_save=values[-1] > 0,
+                share,
+                micro_batches,
+                None if terms is None else dict(zip(terms, values, strict=False)),
+                values[-2] > 0,
+                values[-1] > 0,
             )
 
-    def _fetch(self) -> tuple[StepShare, list[MicroBatch], torch.Tensor, Any] | None:
+    def _fetch(self) -> tuple[StepShare, list[MicroBatch], Callable[[], list[float]]] | None:
         share = next(self._shares, None)
         if share is None:
             return None
-        micro_batches = [next(self._loader) for _ in share.slots]
+        loader = self._loader
+        micro_batches = [next(loader) for _ in share.slots]
         stop, save = self._wishes(share)
-        figures = torch.tensor(
-            [*self._local_weights(micro_batches), float(stop), float(save)], dtype=torch.float64
-        )
+        values = [*self._local_weights(micro_batches), float(stop), float(save)]
+        if self._reduce is None:
+            return share, micro_batches, lambda: values
+        if self._known_weights is not None:
+            values[:-2] = self._known_weights(share)
+            is_end = self._stop_at is not None and share.step >= self._stop_at
+            if is_end or share.step < self._due_at:
+                self._unheard = (stop or self._unheard[0], save or self._unheard[1])
+                values[-2:] = float(is_end), 0.0
+                return share, micro_batches, lambda: values
+            values[-2:] = float(stop or self._unheard[0]), float(save or self._unheard[1])
+            self._unheard = (False, False)
+        return share, micro_batches, self._ask(share.step, values)
+
+    def _ask(self, step: int, values: list[float]) -> Callable[[], list[float]]:
+        """Start to sum over the ranks; returns what waits for the sums."""
+        assert self._reduce is not None
+        # The ranks ask again at the same step: as many later as the first rank says.
+        figures = torch.tensor([*values, self._next_interval(step)], dtype=torch.float64)
         pending = self._reduce(figures)
-        return share, [move(m, self._device) for m in micro_batches], figures, pending
+        self._due_at = step + self._interval
+
+        def read() -> list[float]:
+            if pending is not None:
+                pending.wait()
+            *summed, interval = figures.tolist()
+            self._interval = max(1, int(interval))
+            if self._known_weights is not None:
+                summed[:-2] = values[:-2]
+            return summed
+
+        return read
+
+    def _next_interval(self, step: int) -> float:
+        if not self._is_first:
+            return 0.0
+        asked, self._asked = self._asked, (step, time.perf_counter())
+        if asked is None:
+            return 1.0
+        step_s = (self._asked[1] - asked[1]) / (step - asked[0])
+        return float(min(_MOST_STEPS, max(1, _ASKED_EVERY_S // max(step_s, 1e-6))))
 
     def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
         if self._terms is None:
             return []
         for micro_batch in micro_batches:
-            names = sorted(micro_batch.weights or ())
-            if names != self._terms:
-                raise UserError(_terms_changed(self._terms, names))
+            if (micro_batch.weights or {}).keys() != self._names:
+                raise UserError(_terms_changed(self._terms, sorted(micro_batch.weights or ())))
         return [sum(m.weights[term] for m in micro_batches if m.weights) for term in self._terms]
 
 

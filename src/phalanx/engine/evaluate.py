@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from phalanx.engine.data import Fetcher, Loader, Request, move
+from phalanx.engine.data import Fetcher, Request, move
+from phalanx.engine.loader import Loader
 from phalanx.engine.memory import during
 from phalanx.engine.strategies.base import Strategy
 from phalanx.planner.batch import deal, split_evenly

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import chain, tee
 
-from phalanx.engine.data import Feed, Fetcher, Loader, Request, name_samples
+from phalanx.engine.copying import to_device
+from phalanx.engine.data import Feed, Fetcher, Request, name_samples
+from phalanx.engine.gathering import Gathering, is_gathered
+from phalanx.engine.loader import Loader
 from phalanx.engine.process import Process, StopRequest
 from phalanx.job.schema import Job
-from phalanx.planner.batch import StepShare
+from phalanx.planner.batch import BatchPlan, StepShare
 from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Plan
 
@@ -26,30 +31,71 @@ def make_feed(
     prefetch: int,
     terms: list[str] | None,
     wishes: Wishes,
+    stop_at: int | None = None,
 ) -> Feed:
     """The steps of a rank from `start` on; loader processes are forked here."""
     batch, total = plan.batch, plan.total_steps.value
-
-    def shares() -> Iterator[StepShare]:
-        return (batch.share_of(step, process.rank, process.world) for step in range(start, total))
-
+    steps = (batch.share_of(step, process.rank, process.world) for step in range(start, total))
+    shares, ahead = tee(steps)
     requests = (
-        Request(share.epoch, slot, is_training=True) for share in shares() for slot in share.slots
+        Request(share.epoch, slot, is_training=True) for share in ahead for slot in share.slots
     )
+    named = name_samples(requests, seed=seed, size=plan.num_samples.value)
+    make = partial(
+        Feed,
+        shares,
+        terms=terms,
+        reduce=process.reduce_control if process.world > 1 else None,
+        wishes=wishes,
+        stop_at=stop_at,
+        is_first=process.is_first,
+    )
+    if is_gathered(fetcher.data) and plan.workers.value == 0:
+        gathering = Gathering(
+            fetcher.recipe,
+            fetcher.data,
+            seed=seed,
+            device=process.device,
+            is_kept_on_device=plan.data_on.value == "device",
+            pin=plan.pin_memory.value,
+        )
+        known = _weights_of_steps(batch, gathering.by_size, terms) if gathering.by_size else None
+        return make(gathering.gather(named), known_weights=known)
     loader = Loader(
         fetcher,
-        name_samples(requests, seed=seed, size=plan.num_samples.value),
+        chain.from_iterable(named),
         workers=plan.workers.value,
         prefetch=prefetch,
         pin=plan.pin_memory.value,
     )
-    return Feed(
-        shares(),
-        iter(loader),
-        terms=terms,
-        device=process.device,
-        reduce=process.reduce_control,
-        wishes=wishes,
+    return make(to_device(iter(loader), process.device))
+
+
+def _weights_of_steps(
+    batch: BatchPlan,
+    by_size: Callable[[int], dict[str, float] | None],
+    terms: list[str] | None,
+) -> Callable[[StepShare], list[float]]:
+    """The weights of whole steps: those of all their slots, in their order."""
+
+    @cache
+    def weigh(sizes: tuple[int, ...]) -> list[float]:
+        known = [by_size(size) or {} for size in sizes]
+        return [sum(weights[term] for weights in known) for term in terms or ()]
+
+    def weights(share: StepShare) -> list[float]:
+        return weigh(tuple(slot.stop - slot.start for slot in batch.slots_of(share.step)))
+
+    return weights
+
+
+def stop_step(job: Job, plan: Plan, start: int) -> int | None:
+    """The step before which every rank stops, where the job says so in steps or epochs."""
+    limit = job.stop_after
+    if limit is None or limit.unit == "minutes":
+        return None
+    return start + in_steps(
+        limit, total_steps=plan.total_steps.value, steps_per_epoch=plan.steps_per_epoch.value
     )
 
 
@@ -59,13 +105,7 @@ def make_wishes(
     """When a run's rank wants to stop and to save. Only the first rank has a clock."""
     limit = job.stop_after
     begun = saved_at = time.monotonic()
-    last_step = None
-    if limit is not None and limit.unit != "minutes":
-        last_step = start + in_steps(
-            limit,
-            total_steps=plan.total_steps.value,
-            steps_per_epoch=plan.steps_per_epoch.value,
-        )
+    last_step = stop_step(job, plan, start)
 
     def wishes(share: StepShare) -> tuple[bool, bool]:
         nonlocal saved_at

@@ -22,6 +22,7 @@ import torch
 from phalanx.engine.data import StepInput
 from phalanx.engine.evaluate import Evaluation, Evaluator
 from phalanx.engine.fast_path import say_dropped, take_graph
+from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
@@ -75,33 +76,48 @@ class Loop:
         batch, total = self.plan.batch, self.plan.total_steps.value
         self._saved_step = self.counters.step
         meter = SpeedMeter(batch.consumed_after(self.counters.step))
-        for step in feed:
-            if step.must_save:
-                with meter.paused():
+        with Garbage() as garbage:
+            for step in feed:
+                if step.must_save:
+                    with meter.paused():
+                        yield from self._save(is_best=False)
+                if step.must_stop:
+                    self.ended_because = "stopped"
                     yield from self._save(is_best=False)
-            if step.must_stop:
-                self.ended_because = "stopped"
-                yield from self._save(is_best=False)
-                return
-            result = self.train_step.run(step)
-            self.counters.step = done = step.share.step + 1
-            yield from say_dropped(take_graph(self.train_step, self.plan))
-            is_last = done == total
-            if done % self.job.logging.every == 0 or is_last:
-                yield from self._log(result, step.share.consumed, meter)
-            with meter.paused():
-                is_best = False
-                if self.evaluator is not None and (is_last or _due(self.plan.evaluate_every, done)):
-                    evaluation = self.evaluator.run()
-                    is_best = self._judge(evaluation)
-                    yield "evaluate", self._describe(evaluation, is_best)
-                if is_last or is_best or _due(self.plan.save_every_steps, done):
-                    yield from self._save(is_best=is_best)
-            patience = self.job.evaluate.early_stopping
-            if patience is not None and self.counters.evaluations_without_best >= patience:
-                self.ended_because = f"no better {self.plan.metric.value} in {patience} evaluations"
-                yield from self._save(is_best=False)
-                return
+                    return
+                result = self.train_step.run(step)
+                self.counters.step = done = step.share.step + 1
+                yield from say_dropped(take_graph(self.train_step, self.plan))
+                is_last = done == total
+                if done % self.job.logging.every == 0 or is_last:
+                    yield from self._log(result, step.share.consumed, meter)
+                is_evaluated = is_last or _due(self.plan.evaluate_every, done)
+                is_saved = is_last or _due(self.plan.save_every_steps, done)
+                if is_evaluated or is_saved:
+                    with meter.paused():
+                        yield from self._pause(is_evaluated, is_saved)
+                        garbage.collect()
+                if self._is_out_of_patience():
+                    yield from self._save(is_best=False)
+                    return
+                garbage.after_step()
+
+    def _pause(self, is_evaluated: bool, is_saved: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What is due between two steps."""
+        is_best = False
+        if self.evaluator is not None and is_evaluated:
+            evaluation = self.evaluator.run()
+            is_best = self._judge(evaluation)
+            yield "evaluate", self._describe(evaluation, is_best)
+        if is_saved or is_best:
+            yield from self._save(is_best=is_best)
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.job.evaluate.early_stopping
+        if patience is None or self.counters.evaluations_without_best < patience:
+            return False
+        self.ended_because = f"no better {self.plan.metric.value} in {patience} evaluations"
+        return True
 
     def _log(
         self, result: StepResult, consumed: int, meter: SpeedMeter

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import ExitCode, Finding, UserError
-from phalanx.recipe.keys import make_key, number_keys
+from phalanx.recipe.keys import extend_key, make_key, number_keys
 
 Ids = NDArray[np.int64]
 
@@ -93,4 +93,9 @@ def check_size(size: int, planned: int, rank: int) -> None:
 
 def dropout_seed(seed: int, step: int, slot: int) -> int:
     """Seed of torch's generator for one micro-batch; non-negative, as manual_seed likes it."""
-    return make_key(seed, DROPOUT, step, slot) >> 1 & (1 << 62) - 1
+    return extend_key(_dropout_key(seed), step, slot) >> 1 & (1 << 62) - 1
+
+
+@lru_cache(maxsize=8)
+def _dropout_key(seed: int) -> int:
+    return make_key(seed, DROPOUT)

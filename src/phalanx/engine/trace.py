@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.gathering import is_gathered
 from phalanx.engine.parameters import list_weights
 from phalanx.engine.speed import are_alike, count_shapes
 from phalanx.engine.sync_batchnorm import find_own_norms
@@ -119,6 +120,7 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         fetch_s=fetch_seconds(train),
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,
+        array_bytes=train.num_bytes if is_gathered(train) else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,

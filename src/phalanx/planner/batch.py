@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import ceil
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One micro-batch of one step: samples `start` to `stop` of the epoch's order."""
 
@@ -22,8 +23,7 @@ class Slot:
     stop: int
 
 
-@dataclass(frozen=True)
-class StepShare:
+class StepShare(NamedTuple):
     """What one rank does in one optimizer step."""
 
     step: int

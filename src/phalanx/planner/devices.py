@@ -9,14 +9,11 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu, Machine
 from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.trace import FetchTime
 
 # bf16 tensor cores and TF32 exist from compute capability 8.0 on
 # (docs.nvidia.com/cuda/cuda-c-programming-guide, "Compute Capability 8.x").
 _AMPERE = (8, 0)
 _DEFAULT_CPU_RANKS = 2
-_MAX_AUTO_WORKERS = 4  # guide value for CUDA: min(4, cores)
-_QUICK_FETCH_S = 0.002  # about what passing a batch between processes costs
 _MAX_GPU_THREADS = 4  # a rank that drives a GPU computes little itself
 
 
@@ -207,37 +204,3 @@ def choose_threads(
     if device != "cpu":
         share = min(share, _MAX_GPU_THREADS)
     return Decision(share, f"{cores} CPU cores over {placement.node_ranks} ranks")
-
-
-def choose_workers(
-    job: Job, placement: Placement, machine: Machine, *, fetch: FetchTime | None, micro: int
-) -> Decision[int]:
-    """Loader processes per rank."""
-    if job.loader.workers != "auto":
-        return Decision(job.loader.workers, f"loader.workers = {job.loader.workers}")
-    device = placement.device.value
-    if device != "cuda":
-        return Decision(0, f"on {device} the cores that would load are the ones that compute")
-    if fetch is not None and fetch.at(micro) < _QUICK_FETCH_S:
-        took = f"fetching {micro} samples takes {1000 * fetch.at(micro):.2f} ms"
-        return Decision(0, f"{took}: a loader process would cost more than it saves")
-    share = machine.cpu.usable_cores // placement.node_ranks
-    count = min(_MAX_AUTO_WORKERS, share)
-    return Decision(count, f"min({_MAX_AUTO_WORKERS}, {share} CPU cores per rank)")
-
-
-def choose_pin_memory(job: Job, device: str) -> Decision[bool]:
-    """Page-locked host memory."""
-    asked = job.loader.pin_memory
-    if asked == "auto":
-        return Decision(
-            device == "cuda",
-            "copies to CUDA overlap with computing"
-            if device == "cuda"
-            else f"{device} does not use it",
-        )
-    return Decision(
-        asked and device == "cuda",
-        f"loader.pin_memory = {asked}"
-        + ("" if device == "cuda" else f", ignored: {device} does not use it"),
-    )

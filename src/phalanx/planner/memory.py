@@ -217,16 +217,19 @@ def predict_memory(plan: Plan) -> Decision[int | None]:
     parts = predict_parts(plan)
     reason = f"{parts}; micro-batch {plan.batch.largest_slot}"
     if parts.activations is not None and plan.device.value == "cuda":
-        reason += f"; {describe_interval(parts.total, TENSORS_SPREAD)}"
+        reason += f"; {describe_interval(parts.total + plan.device_data_bytes, TENSORS_SPREAD)}"
     if parts.activations is None:
         why = plan.footprint.unknown if plan.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"
     elif plan.footprint is not None and plan.footprint.source is not None:
         reason += f"; {plan.footprint.source}"
+    total = parts.total + plan.device_data_bytes
+    if plan.device_data_bytes:
+        reason += f"; {format_bytes(plan.device_data_bytes)} of it data"
     if plan.device_bytes is not None:
-        share = round(100 * parts.total / plan.device_bytes)
+        share = round(100 * total / plan.device_bytes)
         reason += f"; {share} % of {format_bytes(plan.device_bytes)}"
-    return Decision(parts.total, reason)
+    return Decision(total, reason)
 
 
 def with_memory(plan: Plan) -> Plan:

@@ -99,6 +99,8 @@ class Plan:
     """Loader processes per rank."""
     pin_memory: Decision[bool]
     """Page-locked host memory."""
+    data_on: Decision[str] = Decision("host", "the data is not arrays in memory (Tensors)")
+    """`host` or `device`: where arrays in memory are kept, and gathered into micro-batches."""
 
     evaluate_every: Decision[int | None]
     """Steps between evaluations; None: only at the end."""
@@ -152,6 +154,8 @@ class Plan:
     """What else was considered, and why it lost."""
     device_bytes: int | None = None
     """Memory of the smallest GPU; None without CUDA."""
+    device_data_bytes: int = 0
+    """Arrays that are kept on the device with `data_on: device`."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     is_recorded: bool = False
@@ -198,6 +202,7 @@ class Plan:
             "num_blocks",
             "may_recompute",
             "device_bytes",
+            "device_data_bytes",
             "shrunk",
             "alternatives",
             "speedup_range",

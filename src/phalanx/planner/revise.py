@@ -44,8 +44,18 @@ def halve_micro_batch(plan: Plan) -> Plan | None:
             accumulation=micro_batches_per_rank(batch.global_batch_size, micro, ranks),
             speedup=expected_speedup(batch, ranks),
             shrunk=_remember(plan, "micro_batch_size", old),
+            **_data_back(plan),
         )
     )
+
+
+def _data_back(plan: Plan) -> dict[str, Any]:
+    if plan.data_on.value == "host":
+        return {}
+    return {
+        "data_on": Decision("host", "taken from the device: a rank ran out of memory"),
+        "device_data_bytes": 0,
+    }
 
 
 def _cut(plan: Plan) -> BatchPlan | None:

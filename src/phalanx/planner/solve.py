@@ -28,6 +28,7 @@ from phalanx.planner.forecast_reasons import with_forecast
 from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
+from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
 from phalanx.planner.memory import make_footprint, smallest_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
@@ -170,14 +171,15 @@ def _solve(
         lr=lr,
         warmup_steps=warmup,
         ema=_choose_ema(job),
-        workers=devices.choose_workers(
+        workers=choose_workers(
             job,
             placement,
             machine,
             fetch=trace.fetch_time(),
             micro=sizes.micro_batch_size.value,
+            are_arrays=trace.array_bytes is not None,
         ),
-        pin_memory=devices.choose_pin_memory(job, device),
+        pin_memory=choose_pin_memory(job, device),
         evaluate_every=choose_evaluation(job, trace, total.value, per_epoch),
         evaluate_batch_size=choose_evaluate_batch(job, sizes.micro_batch_size.value, previous),
         metric=_asked_or(job.evaluate.metric, trace.metric, "evaluate.metric"),
@@ -217,6 +219,7 @@ def _solve(
     findings += batch_findings(plan.batch, ranks, trace, is_synced=synced.value)
     plan, problems = _with_graph(job, trace, plan, previous, predict)
     findings += problems
+    plan = choose_loading(job, machine, placement, trace, plan, predict)
     compared = choose_comparison(job, trace, plan, placement.cards)
     plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
@@ -250,8 +253,13 @@ def _follow_micro_batch(
     micro = plan.micro_batch_size.value
     return replace(
         plan,
-        workers=devices.choose_workers(
-            job, placement, machine, fetch=trace.fetch_time(), micro=micro
+        workers=choose_workers(
+            job,
+            placement,
+            machine,
+            fetch=trace.fetch_time(),
+            micro=micro,
+            are_arrays=trace.array_bytes is not None,
         ),
         evaluate_batch_size=choose_evaluate_batch(job, micro, previous),
         speedup=expected_speedup(plan.batch, plan.ranks.value),

@@ -82,6 +82,8 @@ class Trace:
     """The same for batches of any size."""
     input_bytes: int | None = None
     """Of one sample, as it reaches the device."""
+    array_bytes: int | None = None
+    """Of a train split that is arrays in memory (`Tensors`)."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts. Of
     a model with convolutions also by `bf16+channels_last` and `tf32+channels_last`."""

@@ -3,5 +3,6 @@
 from phalanx.errors import Finding
 from phalanx.recipe import keys
 from phalanx.recipe.interface import Batch, Data, Options, Recipe, Split, Term
+from phalanx.recipe.tensors import Tensors
 
-__all__ = ["Batch", "Data", "Finding", "Options", "Recipe", "Split", "Term", "keys"]
+__all__ = ["Batch", "Data", "Finding", "Options", "Recipe", "Split", "Tensors", "Term", "keys"]

@@ -56,7 +56,11 @@ def derive(keys: Keys, *tags: int | str) -> Keys:
 def make_key(*numbers: int) -> int:
     """One key from integers, such as (seed, step, slot): `derive` of 0, in plain Python because an
     array of one costs twenty times as much and the training loop calls this per micro-batch."""
-    key = 0
+    return extend_key(0, *numbers)
+
+
+def extend_key(key: int, *numbers: int) -> int:
+    """The key of the numbers that `key` was made of, and some more."""
     for number in numbers:
         key = _mix_int(_mix_int(key) + (number + 1) * 0x9E3779B97F4A7C15)
     return _signed(key)

@@ -12,7 +12,6 @@ from phalanx.engine.data import (
     ANY_TERM,
     Feed,
     Fetcher,
-    Loader,
     MicroBatch,
     Request,
     choose_fetch,
@@ -20,6 +19,7 @@ from phalanx.engine.data import (
     name_samples,
     weigh,
 )
+from phalanx.engine.loader import Loader
 from phalanx.engine.order import ids_at, keys_of
 from phalanx.planner.batch import BatchPlan, Slot
 from phalanx.recipe import Options, Recipe
@@ -220,7 +220,6 @@ class FeedParts:
             shares,
             self._load(shares),
             terms=list(terms) if terms is not None else None,
-            device=torch.device("cpu"),
             reduce=self._reduce,
             wishes=wishes or (lambda share: (False, False)),
         )
@@ -284,6 +283,69 @@ def test_a_feed_waits_for_the_reduction_before_it_reads_it():
     assert [step.weights for step in parts.feed] == [{"a": 10.0, "b": 100.0}] * 2
 
 
+def test_a_rank_alone_has_nothing_to_reduce():
+    parts = FeedParts(wishes=lambda share: (share.step == 1, share.step == 2))
+    parts.feed._reduce = None
+    steps = list(parts.feed)
+    assert [step.weights for step in steps] == [{"a": 5.0, "b": 50.0}] * 4
+    assert [(s.must_stop, s.must_save) for s in steps[1:3]] == [(True, False), (False, True)]
+
+
+def test_a_step_begins_after_the_copies_of_its_micro_batches():
+    parts = FeedParts(steps=2)
+    waited = []
+
+    class Copied:
+        def __init__(self, keys):
+            self.keys = keys
+
+        def wait(self):
+            waited.append(self.keys)
+
+    parts.feed._loader = (m._replace(copied=Copied(m.keys.tolist())) for m in parts.feed._loader)
+    steps = iter(parts.feed)
+    next(steps)
+    assert waited == [[0], [1, 2], [3, 4]]  # and none of the step that is fetched ahead
+    next(steps)
+    assert waited[3:] == [[5], [6, 7], [8, 9]]
+
+
+class KnownParts(FeedParts):
+    """A rank of several that knows the weights of every step by itself."""
+
+    def __init__(self, **settings):
+        super().__init__(steps=400, **settings)
+        self.feed._known_weights = lambda share: [50.0, 500.0]
+        self.feed._reduce = self._sum_of_ten
+
+    def _sum_of_ten(self, figures):
+        self.reduced.append(figures.tolist())
+        figures[:-1] *= 10  # the interval is the first rank's alone
+
+
+def test_ranks_that_know_the_weights_ask_for_wishes_now_and_then():
+    parts = KnownParts()
+    steps = list(parts.feed)
+    assert {tuple(step.weights.items()) for step in steps} == {(("a", 50.0), ("b", 500.0))}
+    assert (
+        2 < len(parts.reduced) < 40
+    )  # steps of microseconds: at most one in 50, once that is known
+    assert not any(step.must_stop or step.must_save for step in steps)
+
+
+def test_a_wish_is_kept_until_the_ranks_ask():
+    parts = KnownParts(wishes=lambda share: (False, share.step == 123))
+    heard = [step.share.step for step in parts.feed if step.must_save]
+    assert len(heard) == 1
+    assert 123 <= heard[0] <= 123 + 50
+
+
+def test_a_stop_that_every_rank_knows_of_is_exact():
+    parts = KnownParts(wishes=lambda share: (share.step >= 123, False))
+    parts.feed._stop_at = 123
+    assert next(step.share.step for step in parts.feed if step.must_stop) == 123
+
+
 def test_a_feed_without_steps_is_empty():
     assert list(FeedParts(steps=0).feed) == []
 
@@ -295,9 +357,10 @@ def test_requests_are_named_like_the_fetcher_would():
         for step in range(40)
         for slot in plan.slots_of(step)
     ]
-    named = list(name_samples(requests, seed=5, size=50))
+    named = [request for some in name_samples(requests, seed=5, size=50) for request in some]
     assert len(named) == len(requests) > 64
     for request, known in zip(requests, named, strict=True):
         expected = ids_at(5, request.epoch, request.slot.start, request.slot.stop, 50)
         assert np.array_equal(known.ids, expected)
+        assert np.array_equal(known.keys, keys_of(5, request.epoch, expected))
         assert known[:3] == request[:3]

@@ -169,3 +169,17 @@ def test_a_recorder_sees_whole_gradients_that_are_not_clipped(weights):
         ("gradient", pytest.approx(GRADIENT)),
         ("step", 0, 0.01, weights, pytest.approx(1 - 0.01)),
     ]
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 0.0])
+@pytest.mark.parametrize("weight", [7.0, 0.1, 12345.678, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_backward_begins_with_what_a_division_and_a_product_would_give(factor, weight, dtype):
+    _, step = make()
+    total = torch.tensor(5.3, dtype=dtype, requires_grad=True)
+    objective = total / weight if weight else total * 0.0
+    (objective * factor).backward()
+    for _ in range(2):  # made, and kept
+        gradient = step._first_gradient(total.detach(), factor, weight)
+        assert gradient.dtype == dtype
+        assert torch.equal(gradient, total.grad)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from phalanx.planner import devices
-from phalanx.planner.trace import FetchTime
 
 DEFAULTS = {
     # machine: device, ranks, precision, backend, strategy, determinism, workers, threads, pinned
@@ -151,32 +150,6 @@ def test_a_forced_precision_the_device_has_is_taken(solve, machine, precision):
     plan, findings = solve(machine, precision=precision)
     assert plan.precision.value == precision
     assert findings == []
-
-
-def test_workers_are_shared_out_and_at_most_four(make_job, load_machine):
-    machine = load_machine("16x2080")
-    for cores, workers in ((72, 4), (48, 3), (15, 0)):
-        smaller = replace(machine, cpu=replace(machine.cpu, usable_cores=cores))
-        placement = devices.place_ranks(make_job(), smaller)
-        assert (
-            devices.choose_workers(
-                make_job(), placement, smaller, fetch=FetchTime(0.0, 1.0), micro=8
-            ).value
-            == workers
-        )
-
-
-def test_quick_data_needs_no_workers(make_job, load_machine):
-    machine = load_machine("2x4090")
-    placement = devices.place_ranks(make_job(), machine)
-    fetch = FetchTime(0.0, 1e-6)
-    for micro, workers in ((32, 0), (4096, 4)):
-        choice = devices.choose_workers(make_job(), placement, machine, fetch=fetch, micro=micro)
-        assert choice.value == workers
-    assert (
-        "0.03 ms"
-        in devices.choose_workers(make_job(), placement, machine, fetch=fetch, micro=32).reason
-    )
 
 
 @pytest.mark.parametrize("machine", ["cpu", "2x4090"])

@@ -52,7 +52,7 @@ CASES = {
     "device": {},
     "host": {"operators": operators(width=8, calls=1000)},
     "communication": {"parameter_bytes": 2**32, "trainable_bytes": 2**32, "parameters": 2**30},
-    "data": {"fetch_line": FetchTime(0.0, 0.05)},
+    "data": {"fetch_line": FetchTime(0.0, 0.5)},
 }
 
 
@@ -78,7 +78,7 @@ def test_one_rank_neither_talks_nor_waits(plan_on):
 def test_a_step_waits_for_data_only_as_long_as_the_loader_takes_longer(plan_on):
     slow = plan_on("8x RTX 3090", **CASES["data"]).forecast
     assert slow.step_s == pytest.approx(slow.loader_s)
-    halved = plan_on("8x RTX 3090", fetch_line=FetchTime(0.0, 0.025)).forecast
+    halved = plan_on("8x RTX 3090", fetch_line=FetchTime(0.0, 0.25)).forecast
     assert halved.loader_s == pytest.approx(slow.loader_s / 2)
     quick = plan_on("8x RTX 3090").forecast
     assert quick.data_s == 0

@@ -165,7 +165,11 @@ class Deepspeed(Together):
         yield
         self._engine.set_gradient_accumulation_boundary(True)
 
-    def backward(self, objective: Tensor) -> None:
+    @property
+    def takes_gradient(self) -> bool:
+        return False
+
+    def backward(self, objective: Tensor, gradient: Tensor | None = None) -> None:
         if self._is_settling:
             # ZeRO throws a step away whose gradients are not finite, and cleans up after it.
             objective = objective * float("nan")

@@ -1,4 +1,4 @@
-"""The digits data: arrays in memory, batched fetch, one-pixel shifts keyed per sample."""
+"""The digits data: arrays in memory, one-pixel shifts keyed per sample."""
 
 from __future__ import annotations
 
@@ -9,43 +9,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from phalanx.recipe import Finding, Split, keys
+from phalanx.recipe import Finding, Split, Tensors, keys
 
 _TEST_EVERY = 5  # every fifth image is the test split: 1,797 -> 1,437 train + 360 test
 _PEAK = 16.0  # pixels are counts of 4x4 blocks: 0 to 16
 
 
-class Digits:
+def open_digits(split: Split, *, folder: Path | None, augment: bool) -> Tensors:
     """8x8 images as float32 in [0, 1] with one channel, labels as int64."""
-
-    def __init__(self, split: Split, *, folder: Path | None, augment: bool) -> None:
-        images, labels = _read_folder(folder, split) if folder else _read_sklearn(split)
-        self._images = (images.astype(np.float32) / _PEAK)[:, None]
-        self._labels = labels.astype(np.int64)
-        self._augment = augment
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitems__(self, ids: np.ndarray, sample_keys: np.ndarray) -> dict[str, torch.Tensor]:
-        images = self._images[ids]
-        if self._augment:
-            images = _shift(images, keys.integers(sample_keys, 2, low=-1, high=2))
-        return {
-            "image": torch.from_numpy(images),
-            "label": torch.from_numpy(self._labels[ids]),
-        }
+    images, labels = _read_folder(folder, split) if folder else _read_sklearn(split)
+    return Tensors(
+        {
+            "image": (images.astype(np.float32) / _PEAK)[:, None],
+            "label": labels.astype(np.int64),
+        },
+        change=_shift if augment else None,
+    )
 
 
-def _shift(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _shift(batch: dict[str, Tensor], sample_keys: Tensor) -> dict[str, Tensor]:
     """Move each image by its (row, column) offset; what comes in from outside is zero."""
-    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    size = images.shape[-1]
-    rows = (1 + offsets[:, 0])[:, None] + np.arange(size)
-    columns = (1 + offsets[:, 1])[:, None] + np.arange(size)
-    which = np.arange(len(images))[:, None, None]
-    return np.ascontiguousarray(padded[:, 0][which, rows[:, :, None], columns[:, None, :]][:, None])
+    images = batch["image"]
+    side = images.shape[-1]
+    offsets = keys.integers(sample_keys, 2, low=0, high=3)
+    places = torch.arange(side, device=images.device)
+    places = places[:, None] * (side + 2) + places  # of the image's pixels in the padded one
+    first = offsets[:, :1] * (side + 2) + offsets[:, 1:]
+    padded = F.pad(images, (1, 1, 1, 1)).flatten(1)
+    return {**batch, "image": padded.gather(1, first + places.flatten()).view_as(images)}
 
 
 def _read_sklearn(split: Split) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phalanx.recipe import Batch, Data, Finding, Options, Recipe, Split, Term
-from phalanx.recipes.digits.data import Digits, missing_files
+from phalanx.recipes.digits.data import missing_files, open_digits
 from phalanx.recipes.digits.model import ConvNet
 
 
@@ -45,7 +45,7 @@ class DigitsRecipe(Recipe):
 
     def data(self, split: Split) -> Data:
         augment = self.options.augment and split == "train"
-        return Digits(split, folder=self.options.data, augment=augment)
+        return open_digits(split, folder=self.options.data, augment=augment)
 
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         logits = model(batch["image"])
