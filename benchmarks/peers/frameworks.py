@@ -16,6 +16,7 @@ def hf_trainer(work, device, meter, *, compile, output, folder=None):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = meter.step()
 
+    model = work.model()
     arguments = TrainingArguments(
         output_dir=output,
         per_device_train_batch_size=work.batch,
@@ -29,11 +30,19 @@ def hf_trainer(work, device, meter, *, compile, output, folder=None):
         dataloader_num_workers=work.workers,
         dataloader_drop_last=True,
         torch_compile=compile,
+        # Its saving refuses a plain module whose weights are tied: nothing is saved then.
+        save_strategy="no" if has_tied_weights(model) else "steps",
     )
     trainer = Trainer(
-        model=work.model(), args=arguments, train_dataset=work.data(folder), callbacks=[Measure()]
+        model=model, args=arguments, train_dataset=work.data(folder), callbacks=[Measure()]
     )
     trainer.train()
+
+
+def has_tied_weights(model):
+    """Whether a parameter has two names."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return len(named) > len(set(map(id, named.values())))
 
 
 def accelerate(work, device, meter, *, compile, output, folder=None):

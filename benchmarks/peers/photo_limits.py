@@ -1,8 +1,7 @@
-"""What ResNet-50 from a folder of JPEGs cannot exceed: the device's arithmetic, the cores' decoding."""
+"""What ResNet-50 from a folder cannot exceed: the device's arithmetic, the cores' decoding."""
 
 import os
 
-import numpy as np
 import torch
 from photos import KeyedPhotos
 from plain import endless, tuned_loop
@@ -23,9 +22,7 @@ class Decoding(torch.utils.data.Dataset):
     """The recipe's own data set with a fresh key each time."""
 
     def __init__(self, folder, size, is_drafted):
-        self.photos = KeyedPhotos(
-            folder, size, is_drafted=is_drafted, is_training=True, part=np.s_[:]
-        )
+        self.photos = KeyedPhotos(folder, size, is_drafted=is_drafted, is_training=True)
 
     def __len__(self):
         return len(self.photos)

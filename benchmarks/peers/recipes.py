@@ -1,6 +1,5 @@
 """The same works as Phalanx's recipes; the job files beside this say batch, length and rate."""
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from works import (
@@ -8,14 +7,14 @@ from works import (
     POLICY,
     RESNET,
     ByteResnet,
+    Decoder,
+    PolicyTransformer,
     action_rows,
     language_loss,
     noise_loss,
     token_rows,
 )
 
-from attention import Decoder
-from denoising import PolicyTransformer
 from phalanx.recipe import Options, Recipe, Term
 
 
@@ -127,7 +126,7 @@ class ResnetOptions(Options):
     """A folder with a folder of JPEGs per class."""
     image_size: int = 224
     width: int = RESNET["width"]
-    depths: list[int] = list(RESNET["depths"])
+    depths: tuple[int, ...] = RESNET["depths"]
     classes: int = RESNET["classes"]
     is_drafted: bool = False
     """Let the JPEG library decode at a half, a quarter or an eighth where that is still at least
@@ -154,7 +153,6 @@ class Resnet(Recipe):
             options.image_size,
             is_drafted=options.is_drafted,
             is_training=split == "train",
-            part=np.s_[:] if split == "train" else np.s_[::16],
         )
 
     def loss(self, model, batch, keys):

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from side_by_side import commit_of_tree
+
+HERE = Path(__file__).parent
 
 PEERS = ("hf-trainer", "accelerate", "lightning")
 
@@ -37,7 +38,7 @@ ORDER = {
         "phalanx-second-start": 40,
         "plain": 40,
         "phalanx-first-step": 40,
-        **{peer: 45 for peer in PEERS},
+        **dict.fromkeys(PEERS, 45),
         **{f"{peer}-compiled": 95 for peer in PEERS},
     },
     "policy": {
@@ -45,7 +46,7 @@ ORDER = {
         "whole-step-graph": 60,
         "plain": 35,
         "phalanx-second-start": 30,
-        **{peer: 40 for peer in PEERS},
+        **dict.fromkeys(PEERS, 40),
         "plain-compiled": 50,
         "plain-graphs": 55,
         **{f"{peer}-compiled": 60 for peer in PEERS},
@@ -57,7 +58,7 @@ ORDER = {
         "plain-photos-compiled": 80,
         "phalanx-drafted": 110,
         "decode-limit-drafted": 35,
-        **{peer: 50 for peer in PEERS},
+        **dict.fromkeys(PEERS, 50),
         "plain": 50,
         **{f"{peer}-compiled": 90 for peer in PEERS},
     },
@@ -178,7 +179,9 @@ def main():
     parser.add_argument("--settle-s", type=float, default=15.0, help="before, for Phalanx")
     parser.add_argument("--folder", default=str(Path(tempfile.gettempdir()) / "phalanx-photos"))
     parser.add_argument("--photos", type=int, default=2048)
-    parser.add_argument("--share-caches", action="store_true", help="of compiled code, to save time")
+    parser.add_argument(
+        "--share-caches", action="store_true", help="of compiled code, to save time"
+    )
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     arguments = parser.parse_args()
     begun = time.monotonic()

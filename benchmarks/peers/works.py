@@ -1,9 +1,10 @@
-"""What is trained: one model, data and loss for every contestant, as Phalanx and the others take it.
+"""What is trained: one model, data and loss for every contestant, in the form each of them takes.
 
 A `Work` gives the others a module whose forward returns {"loss": ...}, as HF Trainer wants it, and
 a map-style data set of single samples. Phalanx's recipes over the same models are in recipes.py.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,7 +214,7 @@ def find_work(name):
             sizes=RESNET,
             batch=256,
             samples=2048,
-            workers=16,
+            workers=len(os.sched_getaffinity(0)),
             window=4,
             job="resnet.yaml",
             tiny_options={"width": 8, "depths": (1, 1, 1, 1), "image_size": 64},
