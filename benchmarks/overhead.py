@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from peers.on_a_core import PEERS, peer_turns
 from side_by_side import Table, run_child, take_turns, train, usable_cores
 
 from phalanx.recipe.load import load_recipe
@@ -85,12 +86,14 @@ def main():
         "Overhead per step over a plain loop",
         "| what | us per step, least | median of rounds | over the plain loop |",
         f"python benchmarks/overhead.py --epochs {arguments.epochs} --rounds {arguments.rounds}",
+        packages=[package for package, _ in PEERS.values()],
     )
     turns = take_turns(
         {
             "plain loop": lambda: run_child(child, cores=core),
             "phalanx train": lambda: 1e6 * BATCH / train(job, cores=core).rate(),
-        },
+        }
+        | peer_turns(core),
         arguments.rounds,
     )
     least = min(turns["plain loop"])

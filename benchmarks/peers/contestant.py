@@ -59,7 +59,7 @@ def measure_loop(arguments):
             more["folder"] = arguments.folder
         meter = Meter(work.batch, window=work.window, device=device, seconds=arguments.seconds)
         run(work, device, meter, **more)
-    figures = meter.figures()
+    figures = {"batch": work.batch, **meter.figures()}
     if device == "cuda":
         figures["memory_bytes"] = torch.cuda.max_memory_reserved()
     return figures

@@ -30,7 +30,7 @@ class Meter:
         self._wait()
         self._marks.append((self._steps, time.perf_counter()))
         settled = self._marks[self._settle :]
-        if len(settled) == 1:
+        if len(settled) == 1 and self._device == "cuda":
             self._lengthen()
         return len(settled) > 3 and settled[-1][1] - settled[0][1] >= self._seconds
 

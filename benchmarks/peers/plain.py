@@ -91,7 +91,7 @@ def tuned_loop(work, device, meter, *, compile=True, mode=None, batches=None):
 
 
 def graph_loop(work, device, meter):
-    """Forward, backward, clipping and AdamW, compiled, as one graph; 64 batches are fetched at once."""
+    """Forward, backward, clipping and AdamW, compiled, as one graph; 64 batches come at once."""
     tune(work)
     model = tuned_model(work, device, compile=True)
     parameters = list(model.parameters())

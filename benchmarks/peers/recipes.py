@@ -32,6 +32,12 @@ class Rows:
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
 
+try:
+    from phalanx.recipe import Tensors
+except ImportError:
+    Tensors = Rows
+
+
 class Gpt2Options(Options):
     symbols: int = GPT2["symbols"]
     length: int = GPT2["length"]
@@ -59,8 +65,8 @@ class Gpt2(Recipe):
 
     def data(self, split):
         if split == "train":
-            return Rows(token_rows(self.options.samples, self.sizes, seed=1))
-        return Rows(token_rows(self.options.test_samples, self.sizes, seed=2))
+            return Tensors(token_rows(self.options.samples, self.sizes, seed=1))
+        return Tensors(token_rows(self.options.test_samples, self.sizes, seed=2))
 
     def weight(self, batch):
         return float(batch["tokens"][:, 1:].numel())
@@ -106,8 +112,8 @@ class Policy(Recipe):
 
     def data(self, split):
         if split == "train":
-            return Rows(action_rows(self.options.samples, self.sizes, seed=1))
-        return Rows(action_rows(self.options.test_samples, self.sizes, seed=2))
+            return Tensors(action_rows(self.options.samples, self.sizes, seed=1))
+        return Tensors(action_rows(self.options.test_samples, self.sizes, seed=2))
 
     def loss(self, model, batch, keys):
         total = noise_loss(model, **batch, reduction="sum")
