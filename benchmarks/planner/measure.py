@@ -33,7 +33,7 @@ def measure_setting(setting, machine):
     from phalanx.engine.bench import measure_job_here
 
     job, plan = make_plan(setting, machine)
-    measured = measure_job_here(job, plan, setting.micro_batches, is_split=False)
+    measured = measure_job_here(job, plan, setting.micro_batches)
     return {"points": [point.to_json() for point in measured]}
 
 

@@ -21,6 +21,7 @@ import torch
 
 from phalanx.engine.data import StepInput
 from phalanx.engine.evaluate import Evaluation, Evaluator
+from phalanx.engine.graph import GraphedStep
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.telemetry import SpeedMeter, memory_bytes
@@ -54,7 +55,7 @@ class Loop:
     job: Job
     plan: Plan
     strategy: Strategy
-    train_step: TrainStep
+    train_step: TrainStep | GraphedStep
     evaluator: Evaluator | None
     terms: list[str]
     """Names of the loss terms, for a rank whose step had no micro-batch; empty on one rank."""
@@ -81,6 +82,8 @@ class Loop:
                 return
             result = self.train_step.run(step)
             self.counters.step = done = step.share.step + 1
+            while self.train_step.findings:
+                yield "finding", {"finding": self.train_step.findings.pop(0).to_json()}
             is_last = done == total
             if done % self.job.logging.every == 0 or is_last:
                 yield from self._log(result, step.share.consumed, meter)

@@ -10,7 +10,7 @@ unscale -> clip -> optimizer step
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,9 @@ class TrainStep:
         self._seed = seed
         self._filler = filler
         self._device = strategy.process.device
-        self._seed_device = _device_seeder(self._device)
+        self._seed_device = device_seeder(self._device)
+        self.findings: list[Finding] = []
+        """What came up since somebody looked."""
         self.recorder: Recorder | None = None
         """Looks on from the first real step."""
 
@@ -153,7 +155,7 @@ class TrainStep:
             else:
                 parts.append(divide(term.sum, weight_of(result.weights, name)))
         if result.weights is None and len(parts) != 1:
-            raise UserError(_late_weight_finding(list(terms)))
+            raise UserError(late_weight_finding(list(terms)))
         factor = 0.0 if self._strategy.is_idle else self._strategy.gradient_scale
         return sum(parts[1:], parts[0]) * factor
 
@@ -180,11 +182,15 @@ def divide(total: Any, weight: float) -> Any:
 
 
 def weight_of(weights: Mapping[str, float], term: str) -> float:
-    """The global weight of a term: its own, or the one that stands for every term."""
-    if term in weights:
-        return weights[term]
-    if ANY_TERM in weights:
-        return weights[ANY_TERM]
+    """The global weight of a term."""
+    return weights[weight_name(weights, term)]
+
+
+def weight_name(weights: Collection[str], term: str) -> str:
+    """Whose weight a term has: its own, or the one that stands for every term."""
+    for name in (term, ANY_TERM):
+        if name in weights:
+            return name
     raise UserError(
         Finding(
             slug="term-weight",
@@ -195,7 +201,8 @@ def weight_of(weights: Mapping[str, float], term: str) -> float:
     )
 
 
-def _late_weight_finding(names: list[str]) -> Finding:
+def late_weight_finding(names: list[str]) -> Finding:
+    """Several terms with weights that are not known beforehand."""
     return Finding(
         slug="late-weights",
         what=f"the loss has {len(names)} terms whose weights depend on the predictions",
@@ -205,7 +212,7 @@ def _late_weight_finding(names: list[str]) -> Finding:
     )
 
 
-def _device_seeder(device: torch.device) -> Any:
+def device_seeder(device: torch.device) -> Any:
     """A cheap way to seed the device's generator; torch.manual_seed costs a hundred times more."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index].manual_seed

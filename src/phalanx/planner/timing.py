@@ -26,7 +26,11 @@ _CONVOLUTION = 0.47
 _DEPTHWISE = {"forward": 0.027, "input": 0.027, "weight": 0.0075}
 _ATTENTION = {"forward": 0.26, "backward": 0.22}
 _MASKED = {"forward": 0.125, "backward": 0.155}
-_ATTENTION_TILE = 128
+_ATTENTION_TILE = {"half": (128, 128), "fp32": (64, 128)}
+# Exact fp32 leaves the tensor cores alone: smaller tiles, and more of a peak that is smaller.
+_EXACT_PRODUCT = 0.83
+_EXACT_TILE = 64
+_EXACT_ATTENTION = {"forward": 0.45, "backward": 0.38}
 _RECURRENT_STEP_S = 7e-6  # steps follow one another, and each has this to wait for
 # Cards before Hopper reach more of their smaller peak: end to end 41 to 68 % on an A100, 33 to 46
 # on an H100 (MPT, Megatron, fms-fsdp, torchtitan); large products 87 and 80 % (ml-engineering). Not
@@ -114,15 +118,16 @@ def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str)
     flops, share = float(operator.flops.at(samples)), 1.0
     unit = _unit(operator.dtype, precision)
     if operator.kind == "attention":
-        flops, share = _attention(operator, samples)
-        share *= 1.0 if rates.is_hopper else _BEFORE_HOPPER
+        flops, share = _attention(operator, samples, unit)
+        share *= 1.0 if rates.is_hopper or unit == "fp32" else _BEFORE_HOPPER
     elif operator.kind == "recurrence":
         return _recurring_s(operator, samples, rates, precision)
     elif _is_depthwise(operator, samples):
         unit = "fp64" if unit == "fp64" else "fp32"
         share = _DEPTHWISE[operator.name.rpartition(" ")[2] if " " in operator.name else "forward"]
     elif operator.shape is not None:
-        share = _product_share(operator, rates) * _fill(operator, operator.shape, samples, rates)
+        share = _product_share(operator, rates, unit)
+        share *= _fill(operator, operator.shape, samples, rates, unit)
     if rates.kind == "cpu":
         share = 1.0
     return flops / (share * 1e12 * rates.tflops[unit])
@@ -131,22 +136,26 @@ def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str)
 def _recurring_s(operator: Operator, samples: int, rates: Rates, precision: str) -> float:
     """Half of the work is one product with the inputs of all steps; the other half is a small one
     with the state in each step, and steps wait for one another."""
-    peak = 1e12 * rates.tflops[_unit(operator.dtype, precision)]
+    unit = _unit(operator.dtype, precision)
+    peak = 1e12 * rates.tflops[unit]
     flops = operator.flops.at(samples)
     if rates.kind == "cpu" or operator.shape is None:
         return flops / peak
-    once = flops / 2 / (_product_share(operator, rates) * peak)
+    share = _product_share(operator, rates, unit)
+    once = flops / 2 / (share * peak)
     steps, *of_one = operator.shape
-    fill = _fill(operator, Shape(Line(1, 0), *of_one), samples, rates)
-    each = flops / 2 / (_product_share(operator, rates) * fill * peak)
+    fill = _fill(operator, Shape(Line(1, 0), *of_one), samples, rates, unit)
+    each = flops / 2 / (share * fill * peak)
     passes = 1 if operator.phase == "forward" else 2
     return once + max(each, passes * _RECURRENT_STEP_S * steps.at(samples))
 
 
-def _product_share(operator: Operator, rates: Rates) -> float:
+def _product_share(operator: Operator, rates: Rates, unit: str) -> float:
     """Of the peak, when it fills the device."""
     if _is_convolution(operator):
         return _CONVOLUTION * (1.0 if rates.is_hopper else _BEFORE_HOPPER)
+    if unit == "fp32":
+        return _EXACT_PRODUCT
     return _PRODUCT if rates.is_hopper else _PRODUCT_BEFORE_HOPPER
 
 
@@ -154,7 +163,7 @@ def _unit(dtype: str, precision: str) -> str:
     """The part of the device that computes it: fp32 products run on tensor cores under TF32."""
     if dtype == "fp32" and precision == "fp64":
         return "fp64"
-    return "tf32" if dtype == "fp32" and precision in ("tf32", "bf16") else dtype
+    return "tf32" if dtype == "fp32" and precision in ("tf32", "bf16", "fp16") else dtype
 
 
 def _is_convolution(operator: Operator) -> bool:
@@ -175,14 +184,17 @@ def _dimensions(operator: Operator, samples: int) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
-def _attention(operator: Operator, samples: int) -> tuple[float, float]:
+def _attention(operator: Operator, samples: int, unit: str) -> tuple[float, float]:
     """(flops in whole tiles, share of the peak); causal attention leaves half of the tiles out."""
     _, rows, columns, _ = _dimensions(operator, samples)
     whole = 1.0
-    for length in (rows, columns):
-        whole *= ceil(length / _ATTENTION_TILE) * _ATTENTION_TILE / length
-    if "causal" in operator.name and rows == columns and rows > _ATTENTION_TILE:
+    tiles = _ATTENTION_TILE["fp32" if unit == "fp32" else "half"]
+    for length, tile in zip((rows, columns), tiles, strict=True):
+        whole *= ceil(length / tile) * tile / length
+    if "causal" in operator.name and rows == columns and rows > tiles[1]:
         whole /= 2
+    if unit == "fp32":
+        return whole * operator.flops.at(samples), _EXACT_ATTENTION[operator.phase]
     shares = _MASKED if "masked" in operator.name else _ATTENTION
     return whole * operator.flops.at(samples), shares[operator.phase]
 
@@ -197,18 +209,21 @@ def _norm_rate(operator: Operator, samples: int, rates: Rates) -> float:
     return _rate(_LAYER_NORM * length / (length + _LAYER_NORM_HALF), rates)
 
 
-def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates) -> float:
+def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates, unit: str) -> float:
     """How much of the device a product of this size keeps busy."""
     batch, m, n, k = (line.at(samples) for line in shape)
-    tiles = batch * ceil(m / _TILE) * ceil(n / _TILE)
+    tile = _EXACT_TILE if unit == "fp32" else _TILE
+    tiles = batch * ceil(m / tile) * ceil(n / tile)
     # Long inner dimensions are split over processors when there are few tiles.
     parts = max(1, min(k // (4 * _DEPTH), rates.processors // max(tiles, 1)))
     waves = ceil(tiles * parts / rates.processors)
     busy = min(1.0, tiles * parts / (waves * rates.processors))
     if _is_convolution(operator):
         return max(busy, 0.02)
-    used = (m / (ceil(m / _TILE) * _TILE)) * (n / (ceil(n / _TILE) * _TILE))
-    fill = busy * used * k / (k + _DEPTH)
+    used = (m / (ceil(m / tile) * tile)) * (n / (ceil(n / tile) * tile))
+    fill = busy * used
+    if unit != "fp32":
+        fill *= k / (k + _DEPTH)
     if operator.dtype == "half":
         # Samples are rows; what does not grow with them is how long rows are.
         lengths = [line.fixed for line in shape[1:] if line.per_sample == 0 and line.fixed > 1]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from phalanx.engine.data import MicroBatch, StepInput
+from phalanx.engine.graph import GraphedStep
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
@@ -28,14 +29,19 @@ class Sums(Recipe):
         return {name: Term(model(batch).square().sum(), len(batch)) for name in self.terms}
 
 
-def make(recipe=None, *, clip_norm=None, precision="fp32"):
+@pytest.fixture(params=[TrainStep, GraphedStep], ids=["plain", "graphed, before it is captured"])
+def kind(request):
+    return request.param
+
+
+def make(recipe=None, *, clip_norm=None, precision="fp32", kind=TrainStep):
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     strategy = Single(recipe or Sums(Options()), model, Process(0, 1, CPU, "none"))
     schedule = Schedule(ScheduleJob(name="constant"), peak_lr=0.01, warmup_steps=0, total_steps=10)
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}], lr=1.0)
     strategy.adopt(optimizer, Precision(precision, CPU), clip_norm)
-    return model, TrainStep(strategy=strategy, schedule=schedule, seed=0)
+    return model, kind(strategy=strategy, schedule=schedule, seed=0)
 
 
 def make_input(sizes, weights):
@@ -51,16 +57,16 @@ GRADIENT = 42.5
 
 @pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 3], [1, 1, 1, 1]], ids=str)
 @pytest.mark.parametrize("weights", [{"*": 4.0}, {"fit": 4.0}, None], ids=["any", "named", "late"])
-def test_any_slots_give_the_gradient_of_the_mean(sizes, weights):
-    model, step = make()
+def test_any_slots_give_the_gradient_of_the_mean(sizes, weights, kind):
+    model, step = make(kind=kind)
     result = step.run(make_input(sizes, weights))
     assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT)
     assert result.sums["fit"].item() == pytest.approx(85)
     assert model.weight.grad is None
 
 
-def test_the_norm_before_clipping_is_kept():
-    model, step = make(clip_norm=1.0)
+def test_the_norm_before_clipping_is_kept(kind):
+    model, step = make(clip_norm=1.0, kind=kind)
     result = step.run(make_input([2, 2], {"*": 4.0}))
     assert result.grad_norm.item() == pytest.approx(GRADIENT)
     assert model.weight.item() == pytest.approx(1 - 0.01)
@@ -75,14 +81,14 @@ def test_fp16_unscales_before_it_clips():
     assert model.weight.item() == pytest.approx(1 - 0.01, rel=1e-3)
 
 
-def test_a_term_without_any_weight_in_a_batch_adds_nothing():
+def test_a_term_without_any_weight_in_a_batch_adds_nothing(kind):
     # No positive sample in the whole batch: its sum is 0, its weight is 0, and 0/0 would end it.
     class Empty(Sums):
         def loss(self, model, batch, keys):
             fit = Term(model(batch).square().sum(), len(batch))
             return {"fit": fit, "boxes": Term((model(batch) * 0).sum(), 0.0)}
 
-    model, step = make(Empty(Options()))
+    model, step = make(Empty(Options()), kind=kind)
     step.run(make_input([2, 2], {"fit": 4.0, "boxes": 0.0}))
     assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT)
 

@@ -89,6 +89,8 @@ class Strategy:
         """True during a forward and backward that only keep in step with the other ranks."""
         self.on_gradients: Callable[[], None] = lambda: None
         """Called in `update` when the gradients are those of the global batch, not clipped yet."""
+        self._followers: list[Callable[..., None]] = []
+        self._are_followers_apart = False
 
     # -- before the first step, in this order
 
@@ -168,7 +170,27 @@ class Strategy:
 
     def follow_updates(self, hook: Callable[..., None]) -> None:
         """Call a hook after each update, with the arguments of torch's hooks after a step."""
-        self.optimizer.register_step_post_hook(hook)
+
+        def follow(*given: Any) -> None:
+            if not self._are_followers_apart:
+                hook(*given)
+
+        self._followers.append(hook)
+        self.optimizer.register_step_post_hook(follow)
+
+    @contextmanager
+    def followers_apart(self) -> Iterator[None]:
+        """Inside, an update calls no hooks: `updated` does, outside of what is captured."""
+        self._are_followers_apart = True
+        try:
+            yield
+        finally:
+            self._are_followers_apart = False
+
+    def updated(self) -> None:
+        """Call the hooks of an update that was made with them apart."""
+        for hook in self._followers:
+            hook(self.optimizer, (), {})
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients on this rank that the optimizer is going to use."""

@@ -1,0 +1,339 @@
+"""Optimizer steps as CUDA graphs: the host asks for a whole step at once, not for each kernel.
+
+A small model's kernels take less time than the host takes to start them. A graph holds all kernels
+of a step, with the addresses they read and write, and is started in microseconds. So whatever
+changes from step to step lies at a fixed address: batch, keys, learning rates, weights of the loss.
+
+the first step          runs as it is: it makes the optimizer's state
+a new kind of step      a kind is the sizes of its micro-batches; the passes run as they are once
+                        and are thrown away, are captured, replayed and compared, then the update
+every later one         copy the batch in -> replay the passes, each with its seed -> the update
+
+Graphs of all kinds share one pool of memory: only one of them is under way at a time. What cannot
+be captured, differs, or comes in too many kinds runs as it is from then on, with a Finding. The
+same functions run captured or not, on the same numbers, so a run that goes on from a checkpoint
+(whose first step is not captured) has the bits of the unbroken one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.engine.buffers import untouched
+from phalanx.engine.data import MicroBatch, StepInput, map_tensors
+from phalanx.engine.optimize import Schedule
+from phalanx.engine.order import dropout_seed
+from phalanx.engine.step import StepResult, device_seeder, late_weight_finding, weight_name
+from phalanx.engine.strategies.base import Strategy
+from phalanx.errors import Finding, UserError
+
+_KINDS = 4  # regular, the last one of an epoch, and two to spare
+# Norms of gradients, relative to the norm over all of them: the same kernels on the same numbers,
+# but for sums whose order is left to chance.
+_TOLERANCE = 1e-3
+
+
+class NotCapturedError(Exception):
+    """Why steps are not replayed."""
+
+
+@dataclass
+class _Passes:
+    """Forward and backward of a micro-batch of one size: the first of a step, or a later one."""
+
+    graph: torch.cuda.CUDAGraph
+    place: MicroBatch
+
+
+@dataclass
+class _Kind:
+    """The graphs of steps of one kind."""
+
+    passes: list[_Passes]
+    update: torch.cuda.CUDAGraph
+    result: StepResult
+    """At fixed addresses."""
+
+
+@dataclass
+class _Numbers:
+    """Numbers that change from step to step, at one fixed address."""
+
+    tensor: Tensor
+    names: list[str]
+    """Of the terms whose weights come first; learning rates of the groups follow."""
+    last: list[float] = field(default_factory=list)
+
+    def put(self, values: list[float]) -> None:
+        if values != self.last:
+            # From memory that is not pinned: it is read before this returns, so that the host may
+            # run ahead.
+            self.tensor.copy_(torch.tensor(values, dtype=self.tensor.dtype), non_blocking=True)
+            self.last = values
+
+
+class GraphedStep:
+    """Runs optimizer steps of one rank that holds the whole model."""
+
+    def __init__(self, *, strategy: Strategy, schedule: Schedule, seed: int) -> None:
+        self._strategy = strategy
+        self._schedule = schedule
+        self._run_seed = seed
+        self._device = strategy.process.device
+        self._seed_device = device_seeder(self._device)
+        self._stream: Any = None
+        self._pool: Any = None
+        self._kinds: dict[Any, _Kind] = {}
+        self._places: dict[Any, MicroBatch] = {}
+        self._numbers: _Numbers | None = None
+        self._is_dropped = False
+        self.findings: list[Finding] = []
+        """What came up since somebody looked."""
+
+    def run(self, step: StepInput) -> StepResult:
+        """Do one step; gradients are cleared afterwards."""
+        is_first = self._numbers is None
+        lr = self._put_numbers(step)
+        if self._is_dropped or is_first or not step.micro_batches:
+            return self._run_as_it_is(step, lr)
+        signs = tuple(_sign(micro_batch) for micro_batch in step.micro_batches)
+        kind = self._kinds.get(signs)
+        if kind is None:
+            try:
+                kind = self._capture(step, signs)
+            except (NotCapturedError, RuntimeError) as error:
+                self._drop(error)
+                return self._run_as_it_is(step, lr)
+            self._kinds[signs] = kind
+        for passes, micro_batch in zip(kind.passes, step.micro_batches, strict=True):
+            _copy(micro_batch, passes.place)
+            self._seed(step.share.step, micro_batch.slot)
+            passes.graph.replay()
+        kind.update.replay()
+        self._strategy.updated()
+        kind.result.lr, kind.result.weights = lr, step.weights
+        return kind.result
+
+    # -- the same work, captured or not
+
+    def _run_as_it_is(self, step: StepInput, lr: float) -> StepResult:
+        result = StepResult(lr, {}, step.weights, None, None)
+        for micro_batch in step.micro_batches:
+            self._seed(step.share.step, micro_batch.slot)
+            self._pass(micro_batch, result)
+        self._update(result)
+        self._strategy.updated()
+        return result
+
+    def _pass(self, micro_batch: MicroBatch, result: StepResult) -> None:
+        """Forward and backward; sums are added up where they are."""
+        precision = self._strategy.precision
+        batch = precision.convert_batch(micro_batch.batch)
+        with precision.autocast():
+            terms = self._strategy.loss(batch, micro_batch.keys)
+            parts = []
+            for name, term in terms.items():
+                parts.append(term.sum if result.weights is None else term.sum * self._factor(name))
+                _add(result.sums, name, term.sum.detach())
+                if result.weights is None:
+                    result.late_weight = self._add_late(result.late_weight, term.weight)
+            if result.weights is None and len(parts) != 1:
+                raise UserError(late_weight_finding(list(terms)))
+            objective = sum(parts[1:], parts[0])
+        self._strategy.backward(objective)
+
+    def _add_late(self, so_far: Tensor | None, weight: Any) -> Tensor:
+        if not isinstance(weight, Tensor):  # a copy from the host cannot be captured
+            weight = torch.full((), float(weight), device=self._device)
+        return weight.detach().double() if so_far is None else so_far.add_(weight.detach())
+
+    def _update(self, result: StepResult) -> None:
+        divisor = None
+        if result.weights is None:
+            assert result.late_weight is not None
+            divisor = torch.where(result.late_weight == 0, 1.0, result.late_weight)
+        with self._strategy.followers_apart():
+            result.grad_norm = self._strategy.update(divisor)
+
+    # -- capturing
+
+    def _capture(self, step: StepInput, signs: tuple[Any, ...]) -> _Kind:
+        if len(self._kinds) == _KINDS:
+            raise NotCapturedError(
+                f"micro-batches came in more than {_KINDS} combinations of sizes"
+            )
+        before = self._compare(step)
+        torch.cuda.empty_cache()  # what ran as it is holds memory that the graphs' pool cannot use
+        result = StepResult(0.0, {}, step.weights, None, None)
+        known: dict[Any, _Passes] = {}
+        passes = []
+        with untouched(self._strategy.model):
+            for index, (sign, micro_batch) in enumerate(
+                zip(signs, step.micro_batches, strict=True)
+            ):
+                key = (index > 0, sign)
+                if key not in known:
+                    place = self._place(sign, micro_batch)
+                    graph = self._record(functools.partial(self._pass, place, result))
+                    known[key] = _Passes(graph, place)
+                passes.append(known[key])
+                _copy(micro_batch, known[key].place)
+                self._seed(step.share.step, micro_batch.slot)
+                known[key].graph.replay()
+            now = self._norms()
+        _check_same(before, now)
+        update = self._record(lambda: self._update(result))
+        return _Kind(passes, update, result)
+
+    def _compare(self, step: StepInput) -> Tensor:
+        """Norms of the gradients, as the passes give them without a graph. Also the first time that
+        this kind runs: kernels are compiled and chosen here and not while capturing."""
+        result = StepResult(0.0, {}, step.weights, None, None)
+        with untouched(self._strategy.model):
+            for micro_batch in step.micro_batches:
+                self._seed(step.share.step, micro_batch.slot)
+                self._pass(micro_batch, result)
+        norms = self._norms()
+        self._strategy.optimizer.zero_grad(set_to_none=True)
+        return norms
+
+    def _norms(self) -> Tensor:
+        return torch.stack(torch._foreach_norm(self._strategy.gradients())).float()
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        try:
+            # Other threads may allocate pinned memory meanwhile: only this one is watched.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        finally:
+            torch.cuda.set_stream(stream)  # which torch 2.11 leaves where it was when it fails
+        if self._pool is None:
+            self._pool = graph.pool()
+        return graph
+
+    def _place(self, sign: Any, micro_batch: MicroBatch) -> MicroBatch:
+        """Where micro-batches of this size are copied to."""
+        if sign not in self._places:
+            self._places[sign] = map_tensors(micro_batch, torch.clone)
+        return self._places[sign]
+
+    def _drop(self, error: Exception) -> None:
+        """Go on without graphs."""
+        self._is_dropped = True
+        self._kinds.clear()
+        self._places.clear()
+        self._pool = None
+        self._strategy.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        self.findings.append(_dropped(error))
+
+    # -- numbers and seeds
+
+    def _put_numbers(self, step: StepInput) -> float:
+        """Weights of the loss as factors, and learning rates, to where kernels read them."""
+        lr = self._schedule.lr_at(step.share.step)
+        groups = self._strategy.optimizer.param_groups
+        names = list(step.weights or ())
+        if self._numbers is None:
+            wide = self._strategy.precision.name == "fp64"
+            tensor = torch.zeros(
+                len(names) + len(groups),
+                dtype=torch.float64 if wide else torch.float32,
+                device=self._device,
+            )
+            self._numbers = _Numbers(tensor, names)
+            for index, group in enumerate(groups):
+                group["lr"] = tensor[len(names) + index]
+                if "capturable" in group:
+                    group["capturable"] = True
+        factors = [1 / weight if weight else 0.0 for weight in (step.weights or {}).values()]
+        self._numbers.put([*factors, *(lr * group["lr_scale"] for group in groups)])
+        return lr
+
+    def _factor(self, term: str) -> Tensor:
+        assert self._numbers is not None
+        names = self._numbers.names
+        return self._numbers.tensor[names.index(weight_name(names, term))]
+
+    def _seed(self, step: int, slot: int) -> None:
+        seed = dropout_seed(self._run_seed, step, slot)
+        torch.default_generator.manual_seed(seed)
+        self._seed_device(seed)
+
+
+def _sign(micro_batch: MicroBatch) -> tuple[Any, ...]:
+    """What must be equal for a graph to be replayed."""
+    found: list[Any] = []
+    _look(micro_batch.batch, found)
+    return (*found, micro_batch.keys.shape)
+
+
+def _look(tree: Any, found: list[Any]) -> None:
+    if isinstance(tree, Tensor):
+        found += (tree.shape, tree.dtype, tree.stride())
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            found.append(name)
+            _look(value, found)
+    elif isinstance(tree, (list, tuple)):
+        found.append(len(tree))
+        for value in tree:
+            _look(value, found)
+    else:
+        found.append(tree)
+
+
+def _copy(source: MicroBatch, place: MicroBatch) -> None:
+    torch._foreach_copy_(_tensors(place), _tensors(source), non_blocking=True)
+
+
+def _tensors(micro_batch: MicroBatch) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors((micro_batch.batch, micro_batch.keys), collect)
+    return found
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """In place from the second pass on: the first one's address stays."""
+    if name in sums:
+        sums[name].add_(value)
+    else:
+        sums[name] = value.clone()
+
+
+def _check_same(before: Tensor, now: Tensor) -> None:
+    total = float(before.norm())
+    apart = float((now - before).abs().max())
+    if not apart <= _TOLERANCE * max(total, 1e-30):
+        raise NotCapturedError(
+            f"norms of gradients differ by {apart:.3g} from those without a graph, whose norm over "
+            f"all is {total:.3g}; {_TOLERANCE:g} of it was allowed"
+        )
+
+
+def _dropped(error: Exception) -> Finding:
+    return Finding(
+        slug="graph-dropped",
+        what="steps are not replayed as CUDA graphs: the host starts each kernel itself",
+        why=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+        fix="nothing, the result is the same and small models are slower; `cuda_graph=off` does "
+        "not try",
+        severity="warning",
+    )

@@ -1,0 +1,134 @@
+"""Steps as CUDA graphs: bit for bit what the same steps are without."""
+
+import pytest
+import torch
+from torch import nn
+
+from phalanx.engine.data import MicroBatch, StepInput
+from phalanx.engine.ema import WeightAverage
+from phalanx.engine.graph import GraphedStep
+from phalanx.engine.optimize import Schedule
+from phalanx.engine.precision import Precision
+from phalanx.engine.process import Process
+from phalanx.engine.strategies.single import Single
+from phalanx.job.schema import Schedule as ScheduleJob
+from phalanx.planner.batch import StepShare
+from phalanx.recipe import Options, Recipe, Term
+
+
+class Noisy(Recipe):
+    """Dropout, BatchNorm and, on request, a loss that asks the device for a value."""
+
+    reads = False
+    is_late = False
+
+    def loss(self, model, batch, keys):
+        errors = (model(batch["x"]) - batch["y"]).float().square().sum(1)
+        if self.reads and errors.sum().item() < 0:
+            raise AssertionError
+        kept = (errors < 1e6).sum() if self.is_late else len(errors)
+        return {"fit": Term(errors.sum(), kept)}
+
+
+def train(is_graphed, sizes, *, precision="fp32", name="adamw", recipe=None, is_averaged=False):
+    torch.manual_seed(0)
+    device = torch.device("cuda", 0)
+    model = nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 8)
+    ).to(device)
+    recipe = recipe or Noisy(Options())
+    strategy = Single(recipe, model, Process(0, 1, device, "none"))
+    groups = [
+        {"params": list(model[0].parameters()), "lr_scale": 1.0},
+        {"params": list(model[1:].parameters()), "lr_scale": 0.5},
+    ]
+    kind = {
+        "adamw": torch.optim.AdamW,
+        "sgd": lambda *given, **named: torch.optim.SGD(*given, momentum=0.9, **named),
+    }[name]
+    strategy.adopt(kind(groups, lr=1e-2, fused=True), Precision(precision, device), 1.0)
+    average = WeightAverage(strategy, decay=0.9, warmup=True) if is_averaged else None
+    if average is not None:
+        strategy.follow_updates(average.after_step)
+    schedule = Schedule(
+        ScheduleJob(name="cosine"), peak_lr=1e-2, warmup_steps=2, total_steps=len(sizes)
+    )
+    step = GraphedStep(strategy=strategy, schedule=schedule, seed=5)
+    step._is_dropped = not is_graphed
+    random = torch.Generator().manual_seed(1)
+    seen = []
+    for index, parts in enumerate(sizes):
+        micro = []
+        for slot, size in enumerate(parts):
+            batch = {"x": torch.randn(size, 32, generator=random)}
+            batch["y"] = torch.randn(size, 8, generator=random)
+            batch = {key: value.to(device) for key, value in batch.items()}
+            micro.append(MicroBatch(slot, batch, torch.arange(size, device=device), None))
+        share = StepShare(index, 0, 0, (), len(parts))
+        weights = None if recipe.is_late else {"*": float(sum(parts))}
+        result = step.run(StepInput(share, micro, weights, must_stop=False, must_save=False))
+        late = float(result.late_weight) if result.late_weight is not None else None
+        seen.append((float(result.sums["fit"]), float(result.grad_norm), result.lr, late))
+    state = [tensor.clone() for tensor in model.state_dict().values()]
+    state += average._averages if average is not None else []
+    return step, seen, state
+
+
+# Two kinds of steps, one of them with micro-batches of two sizes.
+SIZES = [[16], [16], [8, 8, 5], [16], [8, 8, 5], [16], [16]]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_graph_gives_the_same_bits(precision, name):
+    _, seen, state = train(False, SIZES, precision=precision, name=name, is_averaged=True)
+    step, graphed, same = train(True, SIZES, precision=precision, name=name, is_averaged=True)
+    assert not step.findings
+    assert len(step._kinds) == 2
+    assert graphed == seen
+    assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
+
+
+def test_a_weight_that_only_the_predictions_know():
+    class Late(Noisy):
+        is_late = True
+
+    _, seen, state = train(False, SIZES, recipe=Late(Options()))
+    step, graphed, same = train(True, SIZES, recipe=Late(Options()))
+    assert not step.findings
+    assert graphed == seen
+    assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
+
+
+def test_what_cannot_be_captured_goes_on_without():
+    class Reads(Noisy):
+        reads = True
+
+    step, seen, state = train(True, SIZES, recipe=Reads(Options()))
+    assert [finding.slug for finding in step.findings] == ["graph-dropped"]
+    _, expected, same = train(False, SIZES)
+    assert seen == expected
+    assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
+
+
+def test_many_sizes_go_on_without():
+    sizes = [[size] for size in range(8, 18)]
+    step, seen, state = train(True, sizes)
+    assert "combinations of sizes" in step.findings[0].why
+    _, expected, same = train(False, sizes)
+    assert seen == expected
+    assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
+
+
+def test_nothing_waits_for_the_device():
+    step, _, _ = train(True, SIZES)
+    kind = step._kinds[next(iter(step._kinds))]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        place = kind.passes[0].place
+        share = StepShare(9, 0, 0, (), 1)
+        micro = MicroBatch(0, dict(place.batch), place.keys.clone(), None)
+        step.run(StepInput(share, [micro], {"*": 16.0}, must_stop=False, must_save=False))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
