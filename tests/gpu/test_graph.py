@@ -83,7 +83,7 @@ SIZES = [[16], [16], [8, 8, 5], [16], [8, 8, 5], [16], [16]]
 def test_a_graph_gives_the_same_bits(precision, name):
     _, seen, state = train(False, SIZES, precision=precision, name=name, is_averaged=True)
     step, graphed, same = train(True, SIZES, precision=precision, name=name, is_averaged=True)
-    assert not step.findings
+    assert [finding.why for finding in step.findings] == []
     assert len(step._kinds) == 2
     assert graphed == seen
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
@@ -95,7 +95,7 @@ def test_a_weight_that_only_the_predictions_know():
 
     _, seen, state = train(False, SIZES, recipe=Late(Options()))
     step, graphed, same = train(True, SIZES, recipe=Late(Options()))
-    assert not step.findings
+    assert [finding.why for finding in step.findings] == []
     assert graphed == seen
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
 

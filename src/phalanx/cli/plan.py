@@ -52,7 +52,8 @@ def plan(
         typer.Option("--fresh", help="Ask the recipe again, also when its answer is remembered."),
     ] = False,
     price: Annotated[
-        float | None, typer.Option("--price", help="Of one GPU for an hour, in any currency.")
+        float | None,
+        typer.Option("--price", min=0.0, help="Of one GPU for an hour, in any currency."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> int:

@@ -37,7 +37,7 @@ def measure_device(process: Process, say: Say = lambda what: None) -> Calibratio
     all of them; on the other ranks only the link is filled in. A CPU is measured with the cores of
     all ranks."""
     device = process.device
-    figures = _Figures()
+    figures = _Figures({})
     if process.is_first:
         threads = torch.get_num_threads()
         torch.set_num_threads(threads * (process.world if device.type == "cpu" else 1))
@@ -59,7 +59,7 @@ def measure_device(process: Process, say: Say = lambda what: None) -> Calibratio
 
 
 class _Figures(NamedTuple):
-    product_tflops: dict[str, float] = {}  # noqa: RUF012 - never changed
+    product_tflops: dict[str, float]
     copy_gb_per_s: float | None = None
     host_call_us: float | None = None
     kernel_us: float | None = None

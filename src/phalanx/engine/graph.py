@@ -319,8 +319,11 @@ def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 
 def _check_same(before: Tensor, now: Tensor) -> None:
-    total = float(before.norm())
-    apart = float((now - before).abs().max())
+    finite = before.isfinite()  # fp16 begins with a loss scale that overflows
+    if not torch.equal(finite, now.isfinite()):
+        raise NotCapturedError("gradients overflow with a graph and not without, or the reverse")
+    total = float(before[finite].norm())
+    apart = float((now - before)[finite].abs().max()) if finite.any() else 0.0
     if not apart <= _TOLERANCE * max(total, 1e-30):
         raise NotCapturedError(
             f"norms of gradients differ by {apart:.3g} from those without a graph, whose norm over "

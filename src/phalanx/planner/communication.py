@@ -102,14 +102,13 @@ def _inside(machine: Machine, cards: tuple[Gpu, ...], ranks: int) -> tuple[float
         return float("inf"), "pcie", "one GPU per node"
     used = {card.index for card in cards}
     links = [link for link in machine.links if link.first in used and link.second in used]
-    rows = [row for card in cards for row in match_gpu(card.name)[:1]]
     if links and all(link.nvlink_lanes for link in links):
         lanes = [link.gb_per_s or 25.0 * link.nvlink_lanes for link in links]
         return _NVLINK_SHARE * min(lanes), "nvlink", "NVLink"
     stated = [link.gb_per_s for link in links if link.gb_per_s and not link.nvlink_lanes]
-    generation = min((row.pcie_generation or 3 for row in rows), default=4)
-    rate = _PCIE_SHARE * min(stated, default=PCIE_GB_PER_S[generation])
-    text = f"PCIe {generation}"
+    rate, text = pcie(cards)
+    if stated:
+        rate = _PCIE_SHARE * min(stated)
     is_split = any(link.path == "SYS" for link in links) or (
         bool(machine.assumed) and ranks > _SOCKET_GPUS
     )
@@ -119,6 +118,13 @@ def _inside(machine: Machine, cards: tuple[Gpu, ...], ranks: int) -> tuple[float
         rate = min(_THROUGH_HOST * rate, _HOST_SHARED_GB_PER_S / ranks)
         return rate, "host", f"{text} through host memory"
     return rate, "pcie", text
+
+
+def pcie(cards: tuple[Gpu, ...]) -> tuple[float, str]:
+    """(GB/s reached, text) between these cards and their host, one way."""
+    rows = [row for card in cards for row in match_gpu(card.name)[:1]]
+    generation = min((row.pcie_generation or 3 for row in rows), default=4)
+    return _PCIE_SHARE * PCIE_GB_PER_S[generation], f"PCIe {generation}"
 
 
 def _has_direct_access(p2p: bool | None, cards: tuple[Gpu, ...]) -> bool:

@@ -24,7 +24,7 @@ from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Plan
 from phalanx.planner.probed import probe_seconds
 from phalanx.planner.rates import HOST_STEP_S, Rates
-from phalanx.planner.shares import layout_of, weights_of, whole_gradients
+from phalanx.planner.shares import Layout, layout_of, weights_of, whole_gradients
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
@@ -189,9 +189,11 @@ class Forecaster:
 
     def _gradient_bytes(self, plan: Plan) -> int:
         """Of the whole model, whatever a rank keeps of them."""
+        return whole_gradients(weights_of(self.trace), self._layout(plan))
+
+    def _layout(self, plan: Plan) -> Layout:
         strategy, precision = plan.strategy.value, plan.precision.value
-        layout = layout_of(self.job, strategy=strategy, precision=precision, shards=1)
-        return whole_gradients(weights_of(self.trace), layout)
+        return layout_of(self.job, strategy=strategy, precision=precision, shards=1)
 
     def _offload_s(self, plan: Plan, slots: int, gradient_bytes: int) -> float:
         return time_offload(
@@ -199,13 +201,9 @@ class Forecaster:
             self.placement.cards,
             weight_bytes=self.trace.parameter_bytes,
             gradient_bytes=gradient_bytes,
-            state_copies=self._state_copies(),
+            state_copies=self._layout(plan).moments,
             slots=slots,
         )
-
-    def _state_copies(self) -> int:
-        optimizer = self.job.optimizer
-        return 2 if optimizer.name == "adamw" else int(bool(optimizer.momentum))
 
     def _update_s(self, plan: Plan) -> float:
         job = self.job
@@ -213,7 +211,7 @@ class Forecaster:
             return 0.0  # the CPU does it
         return time_update(
             self._gradient_bytes(plan) // plan.shard_ranks.value,
-            state_copies=self._state_copies(),
+            state_copies=self._layout(plan).moments,
             has_clip=job.optimizer.clip_norm is not None,
             has_average=job.ema.decay is not None,
             is_scaled=plan.precision.value == "fp16",

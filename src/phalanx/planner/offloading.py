@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from phalanx.machine import Gpu
-from phalanx.machine.catalogue import match_gpu
-from phalanx.machine.catalogue_rows import PCIE_GB_PER_S
+from phalanx.planner.communication import pcie
 from phalanx.planner.plan import Plan
 
-_PCIE_SHARE = 24 / 31  # as NCCL counts it (graph/topo.h)
 # Of a rank with a few cores: memory of a server's socket, 100 to 200 GB/s, shared by its ranks and
 # far from reached by an optimizer's step. Not measured here.
 _UPDATE_GB_PER_S = 10.0
@@ -36,14 +34,8 @@ def time_offload(
     copied = (2 * slots * weights if is_fetched_twice else weights) + gradients * (
         slots if kept == "state" else 1
     )
-    seconds = copied / (_pcie(cards) * 1e9)
+    seconds = copied / (pcie(cards)[0] * 1e9)
     if kept == "state" or "optimizer" in kept:
         passes = 3 + 2 * state_copies  # weight and gradient read, weight written, state both
         seconds += passes * gradients / (_UPDATE_GB_PER_S * 1e9)
     return seconds
-
-
-def _pcie(cards: tuple[Gpu, ...]) -> float:
-    rows = [row for card in cards for row in match_gpu(card.name)[:1]]
-    generation = min((row.pcie_generation or 3 for row in rows), default=4)
-    return _PCIE_SHARE * PCIE_GB_PER_S[generation]

@@ -166,7 +166,7 @@ def _solve(
     )
     rates, about_rates = device_rates(machine, device, placement.cards, threads.value, calibration)
     plan = with_measured_activations(job, trace, plan, placement.cards, calibration)
-    predict: Predict = lambda _: None  # noqa: E731
+    predict: Predict = _unknown
     if rates is not None:
         predict = Forecaster(job, machine, trace, placement, rates, calibration)
     plan, about_memory = choose_micro_batch(job, plan, previous, predict)
@@ -290,6 +290,10 @@ def _worker_env(
         # docs.nvidia.com/cuda/cublas, "Results reproducibility"
         env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return env
+
+
+def _unknown(plan: Plan) -> None:
+    """The forecast for a device of which nothing is known."""
 
 
 def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
