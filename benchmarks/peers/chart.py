@@ -2,7 +2,7 @@
 
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT, BAR, GAP = 760, 270, 90, 18, 6
+WIDTH, LEFT, RIGHT, BAR, GAP = 810, 320, 90, 18, 6
 FILLS = {"peer": "#8c959f", "phalanx": "#2da44e", "limit": "none"}
 
 STYLE = """

@@ -54,7 +54,7 @@ def plain_loop(work, device, meter, *, folder=None):
             return
 
 
-def tune(work):
+def tune():
     """What every guide to speed says, for the process."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
@@ -70,7 +70,7 @@ def tuned_model(work, device, *, compile, mode=None):
 
 def tuned_loop(work, device, meter, *, compile=True, mode=None, batches=None):
     """The whole model compiled with its loss, fused AdamW, TF32, batches copied ahead of time."""
-    tune(work)
+    tune()
     model = tuned_model(work, device, compile=compile, mode=mode)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=work.lr, fused=True)
@@ -92,7 +92,7 @@ def tuned_loop(work, device, meter, *, compile=True, mode=None, batches=None):
 
 def graph_loop(work, device, meter):
     """Forward, backward, clipping and AdamW, compiled, as one graph; 64 batches come at once."""
-    tune(work)
+    tune()
     model = tuned_model(work, device, compile=True)
     parameters = list(model.parameters())
     rate = torch.tensor(work.lr, device=device)
