@@ -10,9 +10,10 @@ STAMP := $(VENV)/.installed
 # Of the tests that start ranks at most two run at a time, one of each kind (tests/conftest.py).
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest
+PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint static fix ranks gpu bench docs clean
+.PHONY: help setup demo test test-full lint static fix ranks gpu peers bench docs clean
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
@@ -23,7 +24,8 @@ help:
 	@echo "make fix     format and apply safe lint fixes"
 	@echo "make ranks   only the tests that start several ranks"
 	@echo "make gpu     only the tests that need a GPU"
-	@echo "make bench   benchmarks that need no GPU"
+	@echo "make bench   benchmarks that need no GPU, the peers included"
+	@echo "make peers   make $(PEERS) with the tools that Phalanx is measured beside"
 	@echo "make docs    write docs/reference from the code"
 	@echo "make clean   remove $(VENV), caches and build folders (runs/ stays)"
 
@@ -78,14 +80,27 @@ ranks: setup
 gpu: setup
 	$(PYTEST) tests/gpu
 
-bench: setup
+# The peers sit on top of $(VENV), in an environment of their own: nothing of theirs gets into it.
+peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt $(STAMP)
+	@echo "+ installing the peers of the benchmarks into $(PEERS) (half a minute)"
+	@$(BIN)/python -m venv $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/phalanx.pth"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -r benchmarks/peers/requirements.txt -c constraints.txt
+	@touch $@
+
+bench: peers
+	PYTHONPATH=src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write
+	$(BIN)/python benchmarks/overhead.py --ranks 2 --write
+	PYTHONPATH=src $(PEERS)/bin/python benchmarks/help_time.py --write
 	$(BIN)/python benchmarks/digits.py
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/overhead.py --ranks 2
 
 docs: setup
 	$(BIN)/python scripts/make_reference.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

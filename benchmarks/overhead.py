@@ -1,6 +1,6 @@
 """What Phalanx's loop costs per step over a plain torch loop, on a CPU with a tiny model.
 
-    python benchmarks/overhead.py [--ranks 2] [--epochs 6] [--rounds 5] [--write]
+    make peers; .venv-peers/bin/python benchmarks/overhead.py [--ranks 2] [--epochs 6] [--rounds 5] [--write]
 
 Same model, data, batch of 64 per rank, optimizer (fused AdamW), clipping and schedule; one core and
 one thread per rank. The plain loop fetches by a vectorised index and does nothing else: no logging,
@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from peers.on_a_core import PEERS, peer_turns
 from side_by_side import Table, run_child, take_turns, train, usable_cores
 
 from phalanx.engine.telemetry import memory_bytes
@@ -113,12 +114,14 @@ def alone(arguments, command):
         "Overhead per step over a plain loop",
         "| what | us per step, quickest tenth of windows | median | over the plain loop |",
         command,
+        packages=[package for package, _ in PEERS.values()],
     )
     turns = take_turns(
         {
             "plain loop": lambda: plain(arguments, 1),
             "phalanx train": lambda: phalanx(arguments, 1),
-        },
+        }
+        | peer_turns(usable_cores()[-1:]),
         arguments.rounds,
     )
     base = undisturbed(turns["plain loop"])[0]

@@ -130,7 +130,7 @@ class Table:
             "",
             f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             f"- machine: {device}, {len(usable_cores())} CPU cores, {platform.system()}",
-            f"- versions: {versions(*packages)}; phalanx at {_commit()}",
+            f"- versions: {versions(*packages)}; phalanx at {commit_of_tree()}",
             f"- command: {command}",
             "",
             columns,
@@ -153,7 +153,7 @@ class Table:
         path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
 
 
-def _commit():
+def commit_of_tree():
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"],

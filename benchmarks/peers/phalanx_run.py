@@ -1,0 +1,137 @@
+"""A plain `phalanx train JOB`, watched through its events and ended by Ctrl-C after a while.
+
+The job is as long as a real one, so that what is chosen for it is what a user's job gets; nothing
+but the place of its files is said on the command line.
+"""
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from phalanx.run.events import read_events
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# What makes a work small enough to be tried on a CPU, on the command line.
+TINY = {
+    "gpt2": "symbols=97 length=32 width=32 heads=2 depth=2 samples=256 test_samples=8",
+    "policy": "width=32 heads=2 depth=2 of_observation=16 samples=256 test_samples=8",
+    "resnet": "width=8 depths=[1,1,1,1] image_size=64",
+}
+FURTHER = {
+    "phalanx": "",
+    "phalanx-drafted": "is_drafted=true",
+    "phalanx-second-start": "",
+    "phalanx-first-step": "logging.every=1",
+}
+
+
+def measure_phalanx(arguments):
+    work, name = arguments.work, arguments.contestant
+    is_start = name in ("phalanx-second-start", "phalanx-first-step")
+    words = [str(HERE / f"{work}.yaml"), *FURTHER[name].split()]
+    if work == "resnet":
+        words.append(f"folder={arguments.folder}")
+    if arguments.tiny:
+        words += ["--cpu", "1", "--batch-size", "4", *TINY[work].split()]
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "phalanx", "train", *words, f"output={folder}/runs"]
+        started_s = time.time()
+        with Path(folder, "said").open("w+") as said:
+            process = subprocess.Popen(argv, cwd=ROOT, stdout=said, stderr=said)
+            try:
+                _watch(process, Path(folder, "runs"), arguments, is_start=is_start)
+            finally:
+                code = _end(process)
+            said.seek(0)
+            text = said.read()
+        events = _events(Path(folder, "runs"))
+        figures = _figures(events, arguments.settle_s, started_s, is_start=is_start)
+        figures["plan"] = _plan(Path(folder, "runs"))
+    figures["command"] = "phalanx train " + " ".join(words).replace(f"{ROOT}/", "")
+    if "first_event_s" not in figures:
+        raise SystemExit(f"exit code {code}, no step was logged:\n{text[-3000:]}")
+    return figures
+
+
+def _watch(process, runs, arguments, *, is_start):
+    """Until enough was measured, or the command ended by itself."""
+    while process.poll() is None:
+        time.sleep(0.05 if is_start else 0.5)
+        steps = [event for event in _events(runs) if event.kind == "step"]
+        if not steps:
+            continue
+        if is_start or time.time() - steps[0].time_s > arguments.settle_s + arguments.seconds:
+            return
+
+
+def _end(process):
+    """Ctrl-C; a second one where the first is not heard."""
+    for how in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        process.send_signal(how)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            continue
+    return process.wait(10)
+
+
+def _events(runs):
+    found = []
+    for folder in runs.glob("*/events"):
+        if not folder.parent.is_symlink():
+            found += read_events(folder)
+    return sorted(found, key=lambda event: event.time_s)
+
+
+def _figures(events, settle_s, started_s, *, is_start):
+    steps = [event for event in events if event.kind == "step"]
+    figures = {
+        "findings": [
+            {name: event.data["finding"].get(name) for name in ("slug", "what", "why")}
+            for event in events
+            if event.kind == "finding"
+        ],
+        "checkpoints": sum(event.kind == "checkpoint" for event in events),
+        "evaluations": sum(event.kind == "evaluate" for event in events),
+    }
+    if not steps:
+        return figures
+    first = steps[0]
+    figures["first_event_step"] = first.data["step"]
+    figures["first_event_s"] = first.time_s - started_s
+    settled = [event for event in steps if event.time_s - first.time_s >= settle_s] or steps[-3:]
+    rates = [event.data["samples_per_s"] for event in settled]
+    if not is_start:
+        figures |= {
+            "samples_per_s": statistics.median(rates),
+            "slowest": min(rates),
+            "quickest": max(rates),
+            "windows": len(rates),
+            "steps": steps[-1].data["step"],
+            "memory_bytes": max(event.data["memory_bytes"] for event in steps),
+            # Thinned: how the speed went from the first step on.
+            "course": [event.data["samples_per_s"] for event in steps][:: len(steps) // 40 + 1],
+        }
+    return figures
+
+
+def _plan(runs):
+    """Every decision of the plan with its reason, in short."""
+    for file in runs.glob("*/plan.json"):
+        if not file.parent.is_symlink():
+            plan = json.loads(file.read_text(encoding="utf-8"))
+            return {
+                name: f"{decision['value']}: {decision.get('reason', '')}"[:200]
+                for name, decision in plan.items()
+                if isinstance(decision, dict) and "value" in decision
+            }
+    return {}
