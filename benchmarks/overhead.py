@@ -1,6 +1,8 @@
 """What Phalanx's loop costs per step over a plain torch loop, on a CPU with a tiny model.
 
-    make peers; .venv-peers/bin/python benchmarks/overhead.py [--ranks 2] [--epochs 6] [--rounds 5] [--write]
+    .venv-peers/bin/python benchmarks/overhead.py [--ranks 2] [--epochs 6] [--rounds 5] [--write]
+
+The peers are in the table where they are installed (`make peers`).
 
 Same model, data, batch of 64 per rank, optimizer (fused AdamW), clipping and schedule; one core and
 one thread per rank. The plain loop fetches by a vectorised index and does nothing else: no logging,

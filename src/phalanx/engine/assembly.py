@@ -169,8 +169,10 @@ class Assembly:
         return fetched
 
     def _settle(self) -> None:
-        def run_backward(micro_batch: MicroBatch) -> None:
-            self.terms = self._plain_step.discard(micro_batch)
+        def run_backward(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+            sums = self._plain_step.discard(micro_batch)
+            self.terms = list(sums)
+            return sums
 
         self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
         self.dropped = self.fast_path.settle(self.probe, run_backward)

@@ -17,7 +17,7 @@ train.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,8 +40,9 @@ from phalanx.planner.revise import cost_without
 if TYPE_CHECKING:
     from phalanx.engine.speed import Compiler
 
-RunBackward = Callable[[MicroBatch], None]
+RunBackward = Callable[[MicroBatch], Mapping[str, Tensor]]
 Gradients = list[Tensor | None]
+"""Of each parameter; last the sums of the loss."""
 
 # Half a unit in the last place of what is multiplied: bf16 keeps 8 bits, fp16 and TF32 11. Under
 # fp64 a recipe may well compute some of its loss in fp32.
@@ -52,7 +53,11 @@ _ROUNDINGS = {"fp32": 2**11, "fp64": 2**11}
 _FEW_ROUNDINGS = 32
 _NOISE = 4.0  # times what rounding the weights alone changes: a deep model with norms amplifies it
 _NOISE_OF_ONE = 8.0  # the same of one tensor: of hundreds, one is always far off
-_MOST = 0.5  # gradients without anything in common are 1.4 apart
+# Gradients without anything in common are 1.4 apart. A deep model with norms at its random start
+# may be as far from itself by rounding alone (ResNet-50 in bf16): what is no further is no
+# difference, and the loss, which rounding hardly moves, is what tells.
+_MOST = 0.5
+_AS_FAR = 1.5
 _SMALL = 16  # elements of a tensor that is not judged alone: chance
 _OTHER_SLOT = 1 << 20  # seeds other dropout masks than any slot of the first step
 
@@ -99,6 +104,7 @@ class Distance(NamedTuple):
     """By parameter."""
     weight: list[float]
     """Norm of each parameter's gradient, relative to all."""
+    loss: float
 
 
 class FastPath:
@@ -183,7 +189,15 @@ class FastPath:
     def _too_far(self, found: Distance, noise: Distance) -> str | None:
         name = self._precision.name
         least = _ROUNDINGS.get(name, _FEW_ROUNDINGS) * _ROUNDING[name]
+        of_loss = max(least, _NOISE_OF_ONE * noise.loss)
+        if not found.loss <= of_loss:
+            return (
+                f"the loss is {found.loss:.2g} of itself away from that of the recipe as it is "
+                f"written, {of_loss:.2g} is allowed ({name}; rounding the weights once changes it "
+                f"by {noise.loss:.2g})"
+            )
         allowed = min(_MOST, max(least, _NOISE * noise.whole))
+        allowed = max(allowed, _AS_FAR * noise.whole)
         if not found.whole <= allowed:
             return (
                 f"gradients are {found.whole:.2g} of their norm away from those of the recipe as "
@@ -202,8 +216,9 @@ class FastPath:
         return None
 
     def _gradients(self, micro_batch: MicroBatch, run: RunBackward) -> Gradients:
-        run(micro_batch)
+        sums = run(micro_batch)
         found = [None if p.grad is None else local_part(p.grad) for p in self._parameters]
+        found.append(torch.stack([value.detach().float() for value in sums.values()]))
         for parameter in self._model.parameters():
             parameter.grad = None
         return found
@@ -215,7 +230,7 @@ class FastPath:
         table = torch.stack([row.to(rows[0].device) for row in rows]).cpu().double().square()
         if pending := self._strategy.process.reduce_control(table):
             pending.wait()
-        differing, sizes = table.T.tolist()
+        (*differing, of_loss), (*sizes, loss) = table.T.tolist()
         total = math.sqrt(sum(sizes)) or 1.0
         return Distance(
             math.sqrt(sum(differing)) / total,
@@ -224,6 +239,7 @@ class FastPath:
                 for d, s in zip(differing, sizes, strict=True)
             ],
             [math.sqrt(size) / total for size in sizes],
+            math.sqrt(of_loss / loss) if loss else 0.0,
         )
 
     @contextmanager

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,10 +149,13 @@ class GraphedStep:
             objective = sum(parts[1:], parts[0])
         self._strategy.backward(objective)
 
-    def _add_late(self, so_far: Tensor | None, weight: Any) -> Tensor:
+    def _add_late(self, so_far: Tensor | None, weight: float | Tensor) -> Tensor:
         if not isinstance(weight, Tensor):  # a copy from the host cannot be captured
             weight = torch.full((), float(weight), device=self._device)
-        return weight.detach().double() if so_far is None else so_far.add_(weight.detach())
+        if so_far is None:
+            return weight.detach().to(torch.float64, copy=True)
+        total: Tensor = so_far.add_(weight.detach())
+        return total
 
     def _update(self, result: StepResult) -> None:
         divisor = None
@@ -193,7 +197,19 @@ class GraphedStep:
 
     def _compare(self, step: StepInput) -> Tensor:
         """Norms of the gradients, as the passes give them without a graph. Also the first time that
-        this kind runs: kernels are compiled and chosen here and not while capturing."""
+        this kind runs: kernels are compiled and chosen here and not while capturing. The second
+        time whatever waits for the device raises: inside a capture that would leave torch in a
+        state it does not get out of by itself."""
+        norms = self._norms_of(step)
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._norms_of(step)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        return norms
+
+    def _norms_of(self, step: StepInput) -> Tensor:
         result = StepResult(0.0, {}, step.weights, None, None)
         with untouched(self._strategy.model):
             for micro_batch in step.micro_batches:
@@ -211,17 +227,26 @@ class GraphedStep:
         stream = torch.cuda.current_stream()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             # Other threads may allocate pinned memory meanwhile: only this one is watched.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 work()
-        finally:
-            torch.cuda.set_stream(stream)  # which torch 2.11 leaves where it was when it fails
-        if self._pool is None:
-            self._pool = graph.pool()
+        except BaseException:
+            torch.cuda.set_stream(stream)
+            self._end_capture()
+            raise
         return graph
+
+    def _end_capture(self) -> None:
+        """What torch 2.11 leaves undone when a capture fails: memory would still come from the pool
+        and random numbers wait for a graph."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        generator = torch.cuda.default_generators[self._device.index]
+        generator.graphsafe_set_state(torch.Generator(self._device).graphsafe_get_state())
 
     def _place(self, sign: Any, micro_batch: MicroBatch) -> MicroBatch:
         """Where micro-batches of this size are copied to."""

@@ -29,9 +29,23 @@ def make_optimizer(recipe: Recipe, model: nn.Module, job: OptimizerJob, lr: floa
     if job.name == "sgd":
         # torch 2.13 has a fused AdamW for shards, and no fused SGD.
         settings["fused"] = fused and not any(map(is_sharded, model.parameters()))
-        return torch.optim.SGD(groups, momentum=job.momentum, nesterov=job.nesterov, **settings)
+        optimizer = torch.optim.SGD(
+            groups, momentum=job.momentum, nesterov=job.nesterov, **settings
+        )
+        if settings["fused"] and job.momentum:
+            _begin_momentum(optimizer)
+        return optimizer
     betas = (job.betas[0], job.betas[1])
     return torch.optim.AdamW(groups, betas=betas, eps=job.eps, fused=fused, **settings)
+
+
+def _begin_momentum(optimizer: Optimizer) -> None:
+    """With zeros, from which the first step makes the gradient, as torch does. Torch's fused kernel
+    (2.13) takes memory that was never written, and in fp16 a first step that overflows leaves it
+    so: the second one then adds whatever was there."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _apart(group: dict[str, Any]) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ class Compiler:
         bare.loss = self._region(bare.loss, self._compile)
 
     def try_out(
-        self, strategy: Strategy, micro_batch: Any, run_backward: Callable[[Any], None]
+        self, strategy: Strategy, micro_batch: Any, run_backward: Callable[[Any], object]
     ) -> list[Finding]:
         """A pass that is thrown away. It compiles; what cannot be compiled runs as it is, on every
         rank. Always with the first step's samples, so that a resumed run has code for the same

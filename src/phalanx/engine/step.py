@@ -122,11 +122,11 @@ class TrainStep:
         with self._strategy.idling():
             self._backward(step, self._filler, nowhere)
 
-    def discard(self, micro_batch: MicroBatch) -> list[str]:
-        """A forward and backward whose gradients nobody uses; returns the names of the terms."""
+    def discard(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A forward and backward that no update follows; returns the sums of the terms."""
         result = StepResult(0.0, {}, micro_batch.weights, None, None)
         self._backward(0, micro_batch, result)
-        return list(result.sums)
+        return result.sums
 
     def _backward(self, step: int, micro_batch: MicroBatch, result: StepResult) -> None:
         seed = dropout_seed(self._seed, step, micro_batch.slot)

@@ -79,7 +79,9 @@ def settle(strategy, compiler):
     def run(micro_batch):
         torch.manual_seed(micro_batch.slot)
         converted = strategy.precision.convert_batch(micro_batch.batch)
-        strategy.loss(converted, micro_batch.keys)["square"].sum.backward()
+        total = strategy.loss(converted, micro_batch.keys)["square"].sum
+        total.backward()
+        return {"square": total}
 
     micro_batch = MicroBatch(0, batch, torch.arange(4), {"*": 4.0})
     return FastPath(PLAN, strategy, compiler).settle(micro_batch, run)

@@ -31,6 +31,20 @@ def two_layers():
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
+def test_a_first_step_that_overflows_leaves_no_rubbish_in_the_momentum():
+    model = two_layers()
+    job = Optimizer(name="sgd", momentum=0.9, weight_decay=0.0)
+    optimizer = make_optimizer(Recipe(Options()), model, job, 0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.ones(())  # as GradScaler does
+    optimizer.step()
+    assert all((s["momentum_buffer"] == 0).all() for s in optimizer.state.values())
+    optimizer.found_inf = torch.zeros(())
+    optimizer.step()
+    assert all((s["momentum_buffer"] == 1).all() for s in optimizer.state.values())
+
+
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
 def test_warmup_rises_in_equal_steps_to_the_peak(name):
     rates = [schedule(name).lr_at(step) for step in range(WARMUP)]
