@@ -34,7 +34,9 @@ def measure_setting(setting, machine):
 
     job, plan = make_plan(setting, machine)
     measured = measure_job_here(job, plan, setting.micro_batches)
-    return {"points": [point.to_json() for point in measured]}
+    is_dropped = any("channels_last was dropped" in note for p in measured for note in p.notes)
+    layout = "off" if is_dropped else plan.channels_last.value
+    return {"points": [point.to_json() for point in measured], "channels_last": layout}
 
 
 def make_plan(setting, machine):

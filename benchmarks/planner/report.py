@@ -73,12 +73,14 @@ def read_measured(path):
 def predict(setting, record, machine):
     """Every point of a setting with its predictions."""
     trace = read_trace(setting)
+    # Records from before there was a choice are of the plain layout.
+    asked = {"options": trace.options, "channels_last": record.get("channels_last", "off")}
     measured = [
         (point["micro_batch"], MeasuredStep.from_json(point["step"]) if point["step"] else None)
         for point in record.get("points", ())
     ]
     for micro_batch, step in measured:
-        job = setting.job(micro_batch).model_copy(update={"options": trace.options})
+        job = setting.job(micro_batch).model_copy(update=asked)
         plan, _ = solve_plan(job, machine, trace)
         held = plan.process_bytes.value or plan.memory_bytes.value or 0
         fits = plan.device_bytes is None or held <= FULL * plan.device_bytes
@@ -92,7 +94,7 @@ def predict(setting, record, machine):
             if size != micro_batch and other is not None
         )
         after = None
-        if record["device"] is not None and others:
+        if record["device"] is not None and others and _is_split(measured, plan):
             known = replace(record["device"], steps=others)
             after = solve_plan(job, machine, trace, calibration=known)[0].step_s.value
         yield Point(
@@ -105,6 +107,14 @@ def predict(setting, record, machine):
             after=(after, step.step_s),
             is_said_to_fit=fits,
         )
+
+
+def _is_split(measured, plan):
+    """Whether the steps are what `bench` keeps: device and host told apart. Runs in which the
+    profiler was left out are not, which matters where the host is predicted to be the slower."""
+    if any(step is not None and step.overhead_s > 0 for _, step in measured):
+        return True
+    return plan.forecast is not None and plan.forecast.device_s > plan.forecast.host_s
 
 
 def percent(error):

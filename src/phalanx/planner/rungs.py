@@ -21,8 +21,10 @@ from phalanx.planner.trace import Trace
 
 # Fewer convolutions, such as the one that cuts an image into patches, are no matter. With more the
 # layout halves a step on an H200: ResNet-50 at 256 106 -> 55 ms, a U-Net at 96 199 -> 96, YOLO11n
-# at 64 103 -> 47, MobileNet (depthwise) at 128 56 -> 23; EfficientNet 48 -> 42.
+# at 64 103 -> 47, MobileNet (depthwise) at 128 56 -> 23; EfficientNet 48 -> 42. GroupNorm has no
+# kernel for it outside compiled code: a U-Net with one after each convolution 39 -> 51.
 _FEW_CONVOLUTIONS = 4
+_FEW_GROUP_NORMS = 0.25  # for each convolution
 # cuDNN's search for kernels, on the same card: none of the above gained more than 2 % in half
 # precision, a decoder of transposed convolutions under TF32 took 17 ms instead of 27; it took 5 to
 # 20 s, once for each size of batch in each process.
@@ -62,7 +64,14 @@ def channels_last_pays(convolutions: int, precision: str) -> bool:
 
 
 def choose_channels_last(
-    job: Job, trace: Trace, previous: Plan | None, *, device: str, strategy: str, precision: str
+    job: Job,
+    trace: Trace,
+    previous: Plan | None,
+    *,
+    device: str,
+    strategy: str,
+    precision: str,
+    is_compiled: bool,
 ) -> tuple[Decision[str], list[Finding]]:
     """Whether images and convolutions have their channels last."""
     settled = settle_rung(job, "channels_last", previous)
@@ -91,7 +100,16 @@ def choose_channels_last(
         words = ", ".join(_TENSOR_CORES)
         reason = f"auto: {known}; it is taken from {_FEW_CONVOLUTIONS} on, in {words}"
         return Decision("off", reason), []
+    norms = 0 if is_compiled else _count_group_norms(trace)
+    if norms > _FEW_GROUP_NORMS * convolutions:
+        reason = f"{norms} GroupNorms, which have no kernel for it, would turn tensors around"
+        return Decision("off", f"auto: {known}; {reason}"), []
     return Decision("on", f"auto: {known}: nothing is turned around for tensor cores"), []
+
+
+def _count_group_norms(trace: Trace) -> int:
+    operators = next(iter(trace.operators.values()), [])
+    return sum(o.times for o in operators if o.name == "native_group_norm")
 
 
 def choose_cuda_graph(

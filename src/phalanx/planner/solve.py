@@ -115,7 +115,13 @@ def _solve(
     )
     findings += problems
     channels_last, problems = choose_channels_last(
-        job, trace, previous, device=device, strategy=strategy, precision=precision.value
+        job,
+        trace,
+        previous,
+        device=device,
+        strategy=strategy,
+        precision=precision.value,
+        is_compiled=compiled.value == "on",
     )
     findings += problems
     # What is predicted from here on.

@@ -46,6 +46,11 @@ _LAYER_NORM = 27.0  # of long rows; one of 600 numbers reaches half of it
 _LAYER_NORM_HALF = 600
 _GROUP_NORM = 15.6
 _CHANNEL_GB_PER_S = 4.0  # BatchNorm: a channel is one block of threads
+# With channels last BatchNorm and depthwise convolutions have kernels of their own; GroupNorm has
+# none, and turns what it reads and writes around (torch 2.11).
+_BATCH_NORM_LAST = {"forward": 9.0, "backward": 17.5}
+_DEPTHWISE_LAST = {"forward": 17.0, "input": 7.4, "weight": 13.5}
+_GROUP_NORM_TURNED = 1.6  # times its bytes, copied
 _UPDATE = 24.7
 _BANDWIDTH = 0.85  # of the memory's own, at most
 _MODULES = dict.fromkeys(("product", "attention", "recurrence", "norm"), HOST_MODULE_S)
@@ -104,7 +109,12 @@ def _device_s(
     if kind in _STREAM:
         return max(rates.kernel_s, _moving_s(size, _STREAM[kind], rates))
     if kind == "norm":
-        return max(rates.kernel_s, size / _norm_rate(operator, samples, rates))
+        seconds = size / _norm_rate(operator, samples, rates, is_turned)
+        if "group_norm" in operator.name and not is_turned:
+            seconds += _moving_s(_GROUP_NORM_TURNED * size, _STREAM["copy"], rates)
+        return max(rates.kernel_s, seconds)
+    if not is_turned and rates.kind == "cuda" and _is_depthwise(operator, samples):
+        return max(rates.kernel_s, _moving_s(size, _DEPTHWISE_LAST[_pass_of(operator)], rates))
     computed = _computing_s(operator, samples, rates, precision)
     if _is_convolution(operator) and is_turned:
         return max(rates.kernel_s, computed + _moving_s(size, _TURNED, rates))
@@ -132,7 +142,7 @@ def _computing_s(operator: Operator, samples: int, rates: Rates, precision: str)
         return _recurring_s(operator, samples, rates, precision)
     elif _is_depthwise(operator, samples):
         unit = "fp64" if unit == "fp64" else "fp32"
-        share = _DEPTHWISE[operator.name.rpartition(" ")[2] if " " in operator.name else "forward"]
+        share = _DEPTHWISE[_pass_of(operator)]
     elif operator.shape is not None:
         share = _product_share(operator, rates, unit)
         share *= _fill(operator, operator.shape, samples, rates, unit)
@@ -178,6 +188,11 @@ def _is_convolution(operator: Operator) -> bool:
     return operator.kind == "product" and "conv" in operator.name
 
 
+def _pass_of(operator: Operator) -> str:
+    """`forward`, `input` or `weight` of a convolution."""
+    return operator.name.rpartition(" ")[2] if " " in operator.name else "forward"
+
+
 def _is_depthwise(operator: Operator, samples: int) -> bool:
     if not _is_convolution(operator) or operator.shape is None:
         return False
@@ -207,9 +222,11 @@ def _attention(operator: Operator, samples: int, unit: str) -> tuple[float, floa
     return whole * operator.flops.at(samples), shares[operator.phase]
 
 
-def _norm_rate(operator: Operator, samples: int, rates: Rates) -> float:
+def _norm_rate(operator: Operator, samples: int, rates: Rates, is_turned: bool) -> float:
     """Bytes per second of a norm over so many rows of such a length."""
     _, rows, length, _ = _dimensions(operator, samples)
+    if "batch_norm" in operator.name and not is_turned:
+        return _rate(_BATCH_NORM_LAST[operator.phase], rates)
     if "batch_norm" in operator.name:
         return min(_rate(_GROUP_NORM, rates), rows * _CHANNEL_GB_PER_S * 1e9)
     if "group_norm" in operator.name:
