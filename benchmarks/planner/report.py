@@ -94,7 +94,8 @@ def predict(setting, record, machine):
             if size != micro_batch and other is not None
         )
         after = None
-        if record["device"] is not None and others and _is_split(measured, plan):
+        # `bench` tells device and host apart; a run that left the profiler out does not.
+        if record["device"] is not None and others and record.get("is_split", True):
             known = replace(record["device"], steps=others)
             after = solve_plan(job, machine, trace, calibration=known)[0].step_s.value
         yield Point(
@@ -107,14 +108,6 @@ def predict(setting, record, machine):
             after=(after, step.step_s),
             is_said_to_fit=fits,
         )
-
-
-def _is_split(measured, plan):
-    """Whether the steps are what `bench` keeps: device and host told apart. Runs in which the
-    profiler was left out are not, which matters where the host is predicted to be the slower."""
-    if any(step is not None and step.overhead_s > 0 for _, step in measured):
-        return True
-    return plan.forecast is not None and plan.forecast.device_s > plan.forecast.host_s
 
 
 def percent(error):
