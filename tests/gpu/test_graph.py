@@ -7,10 +7,11 @@ from torch import nn
 from phalanx.engine.data import MicroBatch, StepInput
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.graph import GraphedStep
-from phalanx.engine.optimize import Schedule
+from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.single import Single
+from phalanx.job.schema import Optimizer
 from phalanx.job.schema import Schedule as ScheduleJob
 from phalanx.planner.batch import StepShare
 from phalanx.recipe import Options, Recipe, Term
@@ -21,6 +22,12 @@ class Noisy(Recipe):
 
     reads = False
     is_late = False
+
+    def groups(self, model):
+        return [
+            {"params": list(model[0].parameters())},
+            {"params": list(model[1:].parameters()), "lr_scale": 0.5},
+        ]
 
     def loss(self, model, batch, keys):
         errors = (model(batch["x"]) - batch["y"]).float().square().sum(1)
@@ -38,15 +45,10 @@ def train(is_graphed, sizes, *, precision="fp32", name="adamw", recipe=None, is_
     ).to(device)
     recipe = recipe or Noisy(Options())
     strategy = Single(recipe, model, Process(0, 1, device, "none"))
-    groups = [
-        {"params": list(model[0].parameters()), "lr_scale": 1.0},
-        {"params": list(model[1:].parameters()), "lr_scale": 0.5},
-    ]
-    kind = {
-        "adamw": torch.optim.AdamW,
-        "sgd": lambda *given, **named: torch.optim.SGD(*given, momentum=0.9, **named),
-    }[name]
-    strategy.adopt(kind(groups, lr=1e-2, fused=True), Precision(precision, device), 1.0)
+    job = Optimizer(name=name, momentum=0.9)
+    optimizer = make_optimizer(recipe, model, job, 1e-2)
+    assert optimizer.defaults["fused"]
+    strategy.adopt(optimizer, Precision(precision, device), 1.0)
     average = WeightAverage(strategy, decay=0.9, warmup=True) if is_averaged else None
     if average is not None:
         strategy.follow_updates(average.after_step)

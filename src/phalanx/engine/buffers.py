@@ -27,10 +27,12 @@ def untouched(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Inside, the model's forward may run and be thrown away; gives what its buffers were, and will
     be."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    yield before
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(before[name])
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
 
 
 class SharedBuffers:

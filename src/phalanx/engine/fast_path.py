@@ -7,18 +7,17 @@ with every rung                               -> gradients; too far off: without
 A rung that differs, or cannot be had, is dropped on every rank, and all of it is thrown away:
 buffers and weights are put back, gradients are dropped, every pass seeds its own randomness.
 
-Compiled code draws other dropout masks than eager code, on CPU even where it is told not to, and
-telling it means other code than what trains. So a model whose gradients depend on the seed is
-compared with its dropout off: everything in evaluation but norms, whose statistics take part in
-backward. That is one more compilation, which the caches keep; other models are compared as they
-train.
+Compiled code draws other random numbers than eager code. A recipe whose gradients depend on the
+seed is compared with code that draws eager's, and, because on a CPU dropout's masks still differ,
+with its dropout off: everything in evaluation but norms, whose statistics take part in backward.
+That is one more compilation, which the caches keep; other models are compared as they train.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,7 +163,11 @@ class FastPath:
                     reference = self._gradients(micro_batch, run)
                 with self._off_by_a_rounding():
                     noise = self._distance(reference, self._gradients(micro_batch, run))
-            return self._drop_until_close(reference, noise, micro_batch, run)
+            with self._drawing_as_written() if is_random else nullcontext():
+                return self._drop_until_close(reference, noise, micro_batch, run)
+
+    def _drawing_as_written(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._compiler is None else self._compiler.drawing_as_written()
 
     def _is_random(self, reference: Gradients, micro_batch: MicroBatch, run: RunBackward) -> bool:
         """Whether gradients depend on the seed: the same seed again, with operators that add up in

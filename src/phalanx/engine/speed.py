@@ -55,6 +55,9 @@ class Compiler:
         # a resumed run would differ. So each size has its own code, as many as the limit allows.
         dynamic = False if is_deterministic else None
         self._compile: Change = functools.partial(torch.compile, dynamic=dynamic, backend=backend)
+        # The same code but for its random numbers, which are those of eager code.
+        options = {"fallback_random": True} if backend == "inductor" else None
+        self._compile_alike = functools.partial(self._compile, options=options)
         self._regions: list[_Region] = []
         self._blocks: list[Block] = []
 
@@ -135,6 +138,18 @@ class Compiler:
             for region, is_compiled in zip(self._regions, before, strict=True):
                 region.is_compiled = is_compiled
 
+    @contextmanager
+    def drawing_as_written(self) -> Iterator[None]:
+        """Inside, compiled code draws the random numbers that the recipe as it is written draws. It
+        is other code than what trains, and is compiled here."""
+        for region in self._regions:
+            region.draw_as_written(self._compile_alike)
+        try:
+            yield
+        finally:
+            for region in self._regions:
+                region.draw_as_trained()
+
     def find_changing_shapes(self, process: Process) -> list[Finding]:
         """After sizes beyond the limit came on any rank, everything runs as it is, on every one."""
         beyond = [text for text in _counters()["unimplemented"] if "recompile limit" in text]
@@ -172,13 +187,20 @@ class _Region:
         functools.update_wrapper(self, forward)  # keeps the signature for those who look
         self._forward = forward
         self._change = change
-        self._changed = change(forward)
+        self._changed = self._trained = change(forward)
         self.is_compiled = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_compiled and torch.is_grad_enabled():
             return self._changed(*args, **kwargs)
         return self._forward(*args, **kwargs)
+
+    def draw_as_written(self, change: Change) -> None:
+        if self._change is not torch._dynamo.disable:
+            self._changed = change(self._forward)
+
+    def draw_as_trained(self) -> None:
+        self._changed = self._trained
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Region:
         copied = _Region(copy.deepcopy(self._forward, memo), self._change)

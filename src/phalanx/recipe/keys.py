@@ -124,7 +124,9 @@ def _arange(keys: Keys, count: int) -> Keys:
     if isinstance(keys, np.ndarray):
         return np.arange(count, dtype=np.int64)
     torch = sys.modules["torch"]
-    return torch.arange(count, dtype=torch.int64, device=keys.device)
+    # Or-ed with nothing, so that compiled code takes it for data: as an index its products would be
+    # those of 32 bits, and Triton refuses the constants (torch 2.11).
+    return torch.arange(count, dtype=torch.int64, device=keys.device) | 0
 
 
 def _float32(values: Keys) -> Keys:

@@ -1,6 +1,7 @@
 """What differs from the recipe as it is written is dropped, and what does not stays."""
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -58,8 +59,16 @@ def wrong_code(graph, inputs):
     return run
 
 
-def make(backend, *, dropout=0.0, is_channels_last=False):
-    recipe = Images(Images.Options())
+class Denoised(Images):
+    """Draws noise in its loss, as a diffusion policy does."""
+
+    def loss(self, model, batch, keys):
+        noise = torch.randn_like(batch)
+        return {"square": Term((model(batch + noise) - noise).square().sum(), len(batch))}
+
+
+def make(backend, *, dropout=0.0, is_channels_last=False, recipe=Images):
+    recipe = recipe(Images.Options())
     recipe.dropout = dropout
     precision = Precision("fp32", CPU, is_channels_last=is_channels_last)
     model = precision.lay_out(recipe.model())
@@ -100,6 +109,20 @@ def test_what_computes_the_same_stays_and_leaves_no_trace(dropout, is_channels_l
     assert all(module.training for module in strategy.model.modules())
     weight = strategy.model[0].conv.weight
     assert weight.is_contiguous(memory_format=torch.channels_last) == is_channels_last
+
+
+def test_noise_in_the_loss_is_no_difference():
+    """Compiled code draws its own noise, and eager's for the comparison."""
+    strategy, compiler = make("inductor", recipe=Denoised)
+    torch.manual_seed(3)
+    batch, keys = torch.randn(4, 8, 6, 6), torch.arange(4)
+    assert settle(strategy, compiler) == [] and compiler.is_on
+    drawn = []
+    for is_on in (True, False):
+        torch.manual_seed(5)
+        with nullcontext() if is_on else compiler.paused():
+            drawn.append(strategy.loss(batch, keys)["square"].sum.item())
+    assert drawn[0] != pytest.approx(drawn[1], rel=1e-3), "what trains is not what was compared"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
