@@ -93,9 +93,9 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt $(STAMP)
 	@touch $@
 
 bench: peers
-	PYTHONPATH=src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write
+	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write
 	$(BIN)/python benchmarks/overhead.py --ranks 2 --write
-	PYTHONPATH=src $(PEERS)/bin/python benchmarks/help_time.py --write
+	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/help_time.py --write
 	$(BIN)/python benchmarks/digits.py
 
 docs: setup

@@ -209,6 +209,12 @@ def worst(points, count):
             yield f"  {error:>9} {point.setting.name} at {point.micro_batch}"
 
 
+def _notes(measured):
+    """What a person has to say about these measurements lies beside them."""
+    path = measured.with_suffix(".md")
+    return [*path.read_text(encoding="utf-8").splitlines(), ""] if path.is_file() else []
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path, help="JSON lines of measure.py")
@@ -234,9 +240,9 @@ def main():
         "",
         f"- date: {where.get('date')}",
         f"- machine and versions: {about}",
-        f"- commit that measured: {where.get('commit')}",
+        f"- measured: benchmarks/planner/measured/{arguments.measured.name}",
         "- commands: python benchmarks/planner/measure.py --out points.jsonl; "
-        "python benchmarks/planner/report.py points.jsonl",
+        f"python benchmarks/planner/report.py {arguments.measured.name} --write",
         f"- {len(points)} points of {len(models)} models. The models, their halves and points were "
         "chosen before anything was fitted; constants were fitted to the fitted half only. Those "
         "of `fresh` were added later, they and their points frozen before they were measured.",
@@ -246,6 +252,7 @@ def main():
         out_of_memory(points),
         waited(points),
         "",
+        *_notes(arguments.measured),
         *rows(points),
     ]
     if failed:
