@@ -67,4 +67,4 @@ def test_code_that_differs_is_dropped_for_good(tmp_path):
     run = latest(tmp_path)
     plans = [json.loads((run.path / f"plan-{n}.json").read_text()) for n in range(2)]
     assert [plan["compile"]["value"] for plan in plans] == ["on", "off"]
-    assert "of their norm" in plans[1]["compile"]["reason"]
+    assert "away from that of the recipe" in plans[1]["compile"]["reason"]
