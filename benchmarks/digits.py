@@ -9,23 +9,15 @@ table lands in benchmarks/results/ with date, machine, versions and command.
 
 import argparse
 import math
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
+from side_by_side import Table, train, usable_cores
 
 from phalanx.recipe.load import load_recipe
-from phalanx.run.events import read_events
 
 BATCH = 64
-RESULTS = Path(__file__).parent / "results"
 
 
 def plain_loop(epochs, device, precision):
@@ -70,18 +62,10 @@ def _wait(device):
 
 def phalanx(epochs, arguments):
     """Median samples per second, seconds to the first logged step, final accuracy."""
-    with tempfile.TemporaryDirectory() as folder:
-        argv = [sys.executable, "-m", "phalanx", "train", "digits", "--epochs", str(epochs)]
-        argv += [*arguments, "evaluate.every=null", "checkpoint.every=null"]
-        started = time.time()
-        subprocess.run(argv, cwd=folder, check=True, capture_output=True)
-        events = read_events(Path(folder, "runs", "latest", "events"))
-    steps = [event for event in events if event.kind == "step"]
-    evaluations = [
-        event.data["metrics"]["accuracy"] for event in events if event.kind == "evaluate"
-    ]
-    rate = statistics.median(event.data["samples_per_s"] for event in steps[2:])
-    return rate, steps[0].time_s - started, evaluations[-1]
+    quiet = ["evaluate.every=null", "checkpoint.every=null"]
+    trained = train(["digits", "--epochs", epochs, *arguments, *quiet])
+    evaluations = [event for event in trained.events if event.kind == "evaluate"]
+    return trained.rate(), trained.first_step_s, evaluations[-1].data["metrics"]["accuracy"]
 
 
 def measure(epochs):
@@ -91,7 +75,7 @@ def measure(epochs):
     else:
         settings = [("cpu", "fp32", ["--cpu", "1"], 1), ("cpu", "fp32", ["--cpu", "2"], 2)]
     for device, precision, arguments, ranks in settings:
-        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        threads = max(1, len(usable_cores()) // ranks)
         torch.set_num_threads(threads)
         plain, _, _ = plain_loop(epochs, device, precision)
         yield f"plain loop, {device}, {precision}, {threads} threads", plain, 1.0, None, None
@@ -105,28 +89,18 @@ def main():
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--write", action="store_true", help="write to benchmarks/results")
     arguments = parser.parse_args()
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU only"
-    lines = [
-        "# digits: phalanx train beside a plain torch loop",
-        "",
-        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- machine: {device}, {len(os.sched_getaffinity(0))} CPU cores, {platform.system()}",
-        f"- versions: python {platform.python_version()}, torch {torch.__version__}",
-        f"- command: python benchmarks/digits.py --epochs {arguments.epochs}",
-        "",
+    table = Table(
+        "digits",
+        "digits: phalanx train beside a plain torch loop",
         "| what | samples/s | of the plain loop | start to first logged step | accuracy |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    print("\n".join(lines), flush=True)
+        f"python benchmarks/digits.py --epochs {arguments.epochs}",
+    )
     for name, rate, ratio, first_s, accuracy in measure(arguments.epochs):
         first = f"{first_s:.1f} s" if first_s else ""
         reached = f"{accuracy:.4f}" if accuracy else ""
-        lines.append(f"| {name} | {rate:,.0f} | {ratio:.2f} | {first} | {reached} |")
-        print(lines[-1], flush=True)
+        table.add(name, f"{rate:,.0f}", f"{ratio:.2f}", first, reached)
     if arguments.write:
-        kind = "gpu" if torch.cuda.is_available() else "cpu"
-        path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-digits-{kind}.md"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        table.write()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ Each with clipping and a schedule on and its own logging, progress bar and savin
 """
 
 import torch
-from plain import TOTAL_STEPS, WARMUP, endless, lr_factor
-from torch.utils.data import DataLoader
+from plain import TOTAL_STEPS, WARMUP, endless, lr_factor, make_loader
 
 
 def hf_trainer(work, device, meter, *, compile, output, folder=None):
@@ -56,14 +55,7 @@ def accelerate(work, device, meter, *, compile, output, folder=None):
     model = work.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=work.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
-    loader = DataLoader(
-        work.data(folder),
-        work.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=work.workers,
-        pin_memory=device == "cuda",
-    )
+    loader = make_loader(work, device, folder)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     model.train()
     for batch in endless(loader):
@@ -108,14 +100,7 @@ def lightning(work, device, meter, *, compile, output, folder=None):
             if meter.step():
                 trainer.should_stop = True
 
-    loader = DataLoader(
-        work.data(folder),
-        work.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=work.workers,
-        pin_memory=device == "cuda",
-    )
+    loader = make_loader(work, device, folder)
     trainer = pl.Trainer(
         max_steps=TOTAL_STEPS,
         accelerator="gpu" if device == "cuda" else "cpu",

@@ -23,6 +23,18 @@ def endless(loader):
         yield from loader
 
 
+def make_loader(work, device, folder):
+    """As every guide writes it."""
+    return DataLoader(
+        work.data(folder),
+        work.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=work.workers,
+        pin_memory=device == "cuda",
+    )
+
+
 def autocast(device, **settings):
     """bf16 on a GPU; on the CPU these are only tried, and bf16 ends the process on some CPUs."""
     return torch.autocast(device, torch.bfloat16, enabled=device == "cuda", **settings)
@@ -33,14 +45,7 @@ def plain_loop(work, device, meter, *, folder=None):
     model = work.model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=work.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
-    loader = DataLoader(
-        work.data(folder),
-        work.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=work.workers,
-        pin_memory=device == "cuda",
-    )
+    loader = make_loader(work, device, folder)
     for batch in endless(loader):
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         with autocast(device):

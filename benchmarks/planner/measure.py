@@ -13,12 +13,15 @@ import multiprocessing
 import os
 import platform
 import signal
-import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from points import find_settings
+from side_by_side import commit_of_tree
 from traces import read_trace, trace_file
 
 from phalanx.machine import probe_machine
@@ -101,14 +104,8 @@ def describe(machine):
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "torch": facts.version if facts is not None else None,
-        "commit": _commit(),
+        "commit": commit_of_tree(),
     }
-
-
-def _commit():
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
 
 
 def show(setting, answer, took_s):

@@ -26,7 +26,7 @@ RESULT = Path(__file__).parents[1] / "results" / "2026-11-15-planner-gpu.md"
 GPU = "H200"
 HALVES = ("fitted", "untouched", "fresh")
 
-# figure, what issue 4 asks of it where nothing was fitted: median, worst
+# figure, what is asked of it where nothing was fitted: median, worst
 FIGURES = {
     "allocated": ("allocated peak", 0.03, 0.10),
     "process": ("process peak", 0.08, None),

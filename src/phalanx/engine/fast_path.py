@@ -194,29 +194,26 @@ class FastPath:
         least = _ROUNDINGS.get(name, _FEW_ROUNDINGS) * _ROUNDING[name]
         of_loss = max(least, _NOISE_OF_ONE * noise.loss)
         if not found.loss <= of_loss:
-            return (
-                f"the loss is {found.loss:.2g} of itself away from that of the recipe as it is "
-                f"written, {of_loss:.2g} is allowed ({name}; rounding the weights once changes it "
-                f"by {noise.loss:.2g})"
-            )
+            return self._say("the loss is", "itself", found.loss, of_loss, noise.loss)
         allowed = min(_MOST, max(least, _NOISE * noise.whole))
         allowed = max(allowed, _AS_FAR * noise.whole)
         if not found.whole <= allowed:
-            return (
-                f"gradients are {found.whole:.2g} of their norm away from those of the recipe as "
-                f"it is written, {allowed:.2g} is allowed ({name}; rounding the weights once "
-                f"changes them by {noise.whole:.2g})"
-            )
+            what = "the gradient of all parameters is"
+            return self._say(what, "its norm", found.whole, allowed, noise.whole)
         for index, parameter in enumerate(self._parameters):
             own = max(4 * least, _NOISE_OF_ONE * noise.each[index])
             is_judged = parameter.numel() >= _SMALL and found.weight[index] > allowed
             if is_judged and found.each[index] > own:
-                return (
-                    f"the gradient of `{self._names[index]}` is {found.each[index]:.2g} of its "
-                    f"norm away from that of the recipe as it is written, {own:.2g} is allowed "
-                    f"({name}; rounding the weights once changes it by {noise.each[index]:.2g})"
-                )
+                what = f"the gradient of `{self._names[index]}` is"
+                return self._say(what, "its norm", found.each[index], own, noise.each[index])
         return None
+
+    def _say(self, what: str, whole: str, found: float, allowed: float, noise: float) -> str:
+        return (
+            f"{what} {found:.2g} of {whole} away from that of the recipe as it is written, "
+            f"{allowed:.2g} is allowed ({self._precision.name}; rounding the weights once changes "
+            f"that by {noise:.2g})"
+        )
 
     def _gradients(self, micro_batch: MicroBatch, run: RunBackward) -> Gradients:
         sums = run(micro_batch)

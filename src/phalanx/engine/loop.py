@@ -98,6 +98,10 @@ class Loop:
                         yield from self._pause(is_evaluated, is_saved)
                         garbage.collect()
                 if self._is_out_of_patience():
+                    self.ended_because = (
+                        f"no better {self.plan.metric.value} in "
+                        f"{self.job.evaluate.early_stopping} evaluations"
+                    )
                     yield from self._save(is_best=False)
                     return
                 garbage.after_step()
@@ -114,10 +118,7 @@ class Loop:
 
     def _is_out_of_patience(self) -> bool:
         patience = self.job.evaluate.early_stopping
-        if patience is None or self.counters.evaluations_without_best < patience:
-            return False
-        self.ended_because = f"no better {self.plan.metric.value} in {patience} evaluations"
-        return True
+        return patience is not None and self.counters.evaluations_without_best >= patience
 
     def _log(
         self, result: StepResult, consumed: int, meter: SpeedMeter

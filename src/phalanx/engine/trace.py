@@ -91,7 +91,6 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     outside_bytes = sum(p.nbytes for p in parameters if id(p) not in inside)
     has_batchnorm = any(isinstance(module, _BatchNorm) for module in model.modules())
     own_batchnorms = find_own_norms(model)
-    plain, grouped = _count_convolutions(model)
     kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
     activations = trace_activations(recipe, model, train, compiled=compiled)
@@ -111,8 +110,7 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         largest_block_bytes=max((sum(block.values()) for block in blocks), default=0),
         outside_bytes=outside_bytes,
         block_kinds=kinds,
-        convolutions=plain,
-        grouped_convolutions=grouped,
+        convolutions=_count_convolutions(model),
         varying_shapes=find_varying_shapes(train),
         weights=weights,
         metric=recipe.metric,
@@ -141,15 +139,8 @@ def _model_without_memory(recipe: Recipe) -> nn.Module:
         return recipe.model()
 
 
-def _count_convolutions(model: nn.Module) -> tuple[int, int]:
-    """2-D convolutions over all channels, and in groups of them."""
-    groups = [
-        module.groups
-        for module in model.modules()
-        if isinstance(module, _ConvNd) and module.weight.dim() == 4
-    ]
-    plain = sum(count == 1 for count in groups)
-    return plain, len(groups) - plain
+def _count_convolutions(model: nn.Module) -> int:
+    return sum(isinstance(m, _ConvNd) and m.weight.dim() == 4 for m in model.modules())
 
 
 def find_varying_shapes(data: Any) -> str | None:

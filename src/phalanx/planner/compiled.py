@@ -147,9 +147,9 @@ def _against_auto(job: Job, trace: Trace, device: str) -> tuple[str, str] | None
 
 
 def compile_seconds(trace: Trace) -> float:
-    """What compiling costs with an empty cache. Issue 5 of this project: a model of 30 layers took
-    over 90 s whole, and 4 s one block at a time; such a layer is about 60 operators forward and
-    backward. Measured on one machine only."""
+    """What compiling costs with an empty cache. A model of 30 layers took over 90 s whole, and 4 s
+    one block at a time; such a layer is about 60 operators forward and backward. Measured on one
+    machine only."""
     written = (trace.operators[kind] for kind in trace.operators if not kind.endswith(COMPILED))
     operators = sum(operator.times for operator in next(written, []) if operator.kind != "view")
     share = 1.0

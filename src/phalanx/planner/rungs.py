@@ -20,9 +20,10 @@ from phalanx.planner.room import room_for
 from phalanx.planner.trace import Trace
 
 # Fewer convolutions, such as the one that cuts an image into patches, are no matter. With more the
-# layout halves a step on an H200: ResNet-50 at 256 106 -> 55 ms, a U-Net at 96 199 -> 96, YOLO11n
-# at 64 103 -> 47, MobileNet (depthwise) at 128 56 -> 23; EfficientNet 48 -> 42. GroupNorm has no
-# kernel for it outside compiled code: a U-Net with one after each convolution 39 -> 51.
+# layout halves a step on an H200 (benchmarks/planner/layouts.py): ResNet-50 at 256 106 -> 55 ms, a
+# U-Net at 96 201 -> 98, YOLO11n at 64 103 -> 47, MobileNet (depthwise) at 128 56 -> 23;
+# EfficientNet 48 -> 42. GroupNorm has no kernel for it outside compiled code: a U-Net with one
+# after each convolution 39 -> 51 ms of the device (benchmarks/planner/measured).
 _FEW_CONVOLUTIONS = 4
 _FEW_GROUP_NORMS = 0.25  # for each convolution
 # cuDNN's search for kernels, on the same card: none of the above gained more than 2 % in half
@@ -77,7 +78,7 @@ def choose_channels_last(
     settled = settle_rung(job, "channels_last", previous)
     if settled.value == "off":
         return settled, []
-    convolutions = trace.convolutions + trace.grouped_convolutions
+    convolutions = trace.convolutions
     known = f"{convolutions} 2-D convolutions in {precision}"
     against = None
     if strategy in ("fsdp", "deepspeed"):
@@ -149,7 +150,7 @@ def choose_cudnn_search(
         return settled
     if plan.device.value != "cuda":
         return Decision("off", f"auto: {plan.device.value} has no cuDNN")
-    if trace.convolutions + trace.grouped_convolutions == 0:
+    if trace.convolutions == 0:
         return Decision("off", "auto: the model has no 2-D convolution")
     if plan.determinism.value != "fast":
         reason = f"determinism = {plan.determinism.value}: each process would choose for itself"

@@ -67,9 +67,7 @@ class Trace:
     """Kinds of them that code is made for, where they are compiled one at a time; 0 where the model
     is compiled whole."""
     convolutions: int = 0
-    """2-D convolutions whose channels see one another."""
-    grouped_convolutions: int = 0
-    """2-D convolutions in groups of channels, such as depthwise ones."""
+    """2-D convolutions, also in groups of channels."""
     varying_shapes: str | None = None
     """How micro-batches of the same number of samples differ in shape, where they do."""
     weights: list[Weight] = field(default_factory=list)
