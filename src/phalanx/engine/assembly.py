@@ -67,6 +67,8 @@ class Assembly:
             load_initial_weights(self.strategy, Path(job.init_from))
         optimizer = make_optimizer(recipe, self.strategy.model, job.optimizer, plan.lr.value)
         self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
+        if plan.cache.value == "ram":
+            data = self._keep(data)
         self.fetcher = Fetcher(recipe, data, seed=job.seed, is_shuffled=True)
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         self.probe = self._probe()
@@ -105,6 +107,14 @@ class Assembly:
             wishes=wishes,
             stop_at=stop_step(self.job, self.plan, start),
         )
+
+    def _keep(self, data: Data) -> Data:
+        from phalanx.engine.sample_cache import keep_samples, open_cache
+
+        samples, limit = self.plan.num_samples.value, self.plan.cache_bytes
+        cache = open_cache(self.process, samples=samples, limit_bytes=limit)
+        kept: Data = keep_samples(data, cache)
+        return kept
 
     def _make_strategy(self) -> Strategy:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.

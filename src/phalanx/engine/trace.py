@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
+from phalanx.engine.cacheable import examine_data
 from phalanx.engine.data import choose_fetch, seed_globals
 from phalanx.engine.gathering import is_gathered
 from phalanx.engine.parameters import list_weights
@@ -94,6 +95,7 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
     activations = trace_activations(recipe, model, train, compiled=compiled)
+    kept, cache_finding = examine_data(train)
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
@@ -119,6 +121,8 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,
         array_bytes=train.num_bytes if is_gathered(train) else None,
+        kept_sample=kept,
+        cache_finding=cache_finding.to_json() if cache_finding is not None else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,

@@ -21,6 +21,7 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
+from phalanx.planner.caching import choose_cache
 from phalanx.planner.compiled import choose_by_gain, choose_compile, with_other
 from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
@@ -226,6 +227,8 @@ def _solve(
     plan, problems = _with_graph(job, trace, plan, previous, predict)
     findings += problems
     plan = choose_loading(job, machine, placement, trace, plan, predict)
+    plan, problems = choose_cache(job, machine, trace, plan)
+    findings += problems
     compared = choose_comparison(job, trace, plan, placement.cards)
     plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
