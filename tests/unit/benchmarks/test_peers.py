@@ -92,7 +92,7 @@ def test_a_recipe_and_the_peers_have_the_same_loss(name):
 
 
 def test_photographs_are_cropped_by_their_key_and_in_any_decoding(tmp_path):
-    from photos import KeyedPhotos, write_photo
+    from photos import KeyedPhotos, WholePhotos, write_photo
 
     (tmp_path / "one").mkdir()
     write_photo(tmp_path / "one" / "a.jpg", 0)
@@ -105,7 +105,9 @@ def test_photographs_are_cropped_by_their_key_and_in_any_decoding(tmp_path):
     assert first.dtype == torch.uint8
     assert torch.equal(first, whole.__getitem__(0, 5)["pixels"])
     assert not torch.equal(first, whole.__getitem__(0, 6)["pixels"])
+    kept = WholePhotos(tmp_path, 64, is_drafted=False, is_training=True)
     for key in range(8):
+        assert torch.equal(kept.__getitem__(0, key)["pixels"], whole.__getitem__(0, key)["pixels"])
         apart = (
             whole.__getitem__(0, key)["pixels"].float()
             - drafted.__getitem__(0, key)["pixels"].float()

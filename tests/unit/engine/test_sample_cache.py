@@ -159,7 +159,7 @@ class WithLoad(Single):
     def load(self, index):
         return {"x": np.full(3, index), "y": index}
 
-    def __getitem__(self, index, key):
+    def __getitem__(self, index, key):  # noqa: PLE0302 what a recipe may offer
         return self.load(index)
 
 
@@ -194,7 +194,7 @@ class LoadDraws(WithLoad):
 
 
 class WithKey(Single):
-    def __getitem__(self, index, key):
+    def __getitem__(self, index, key):  # noqa: PLE0302 what a recipe may offer
         return index
 
 
@@ -204,7 +204,7 @@ class BatchedWithKeys(Single):
 
 
 class LoadUnused(WithLoad):
-    def __getitem__(self, index, key):
+    def __getitem__(self, index, key):  # noqa: PLE0302 what a recipe may offer
         return index
 
 
