@@ -131,7 +131,9 @@ def test_cache_alone_means_ram(monkeypatch):
     kept = [f"{RECIPES / 'kept.py'}:Kept", "--epochs", "1", "--batch-size", "10"]
     # The machine has 55,082,955,571 bytes free.
     answer = run_cli("plan", "--cache", *kept)
-    assert "keeps all 50 samples: what load(index) gives" in " ".join(answer.out.split())
+    assert "keeps all 50 samples and 13 of the test split: what load(index)" in " ".join(
+        answer.out.split()
+    )
     got = values("--cache", *kept), values(*kept, "--cache", "off"), values(*kept)
     assert [choice["cache"] for choice in got] == ["ram", "off", "off"]
     assert values("digits", "--cache")["cache"] == "off"  # arrays in memory

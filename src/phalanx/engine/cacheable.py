@@ -8,6 +8,7 @@ nothing this time, and what draws from one of its own by two samples that differ
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ from phalanx.engine.sample_format import UnknownTypeError, encode_sample
 from phalanx.errors import Finding
 from phalanx.planner.trace import KeptSample
 
-_PROBED = 8  # samples from all over the data that are made twice
+_PROBED, _AT_LEAST = 8, 2  # samples from all over the data that are made twice
+_PROBED_S = 0.5  # and no more of them once they took so long: every plan waits for this
 
 _SPLIT_UP = (
     "let `load(self, index)` read and decode, without randomness, and call it from "
@@ -46,7 +48,7 @@ def examine_data(data: Any) -> tuple[KeptSample | None, Finding | None]:
     make = data.load if has_load else lambda index: list_samples(data, [index])[0]
     ids = np.unique(np.linspace(0, len(data) - 1, _PROBED).astype(np.int64)).tolist()
     try:
-        sizes = [_size_of(make, index) for index in ids]
+        sizes = _sizes_of(make, ids)
         is_used = not has_load or _calls_load(data)
     except _VariesError as found:
         return None, _random(data, found)
@@ -72,6 +74,16 @@ class _VariesError(Exception):
     def __init__(self, index: int, how: str) -> None:
         self.index = index
         self.how = how
+
+
+def _sizes_of(make: Callable[[int], Any], ids: list[int]) -> list[int]:
+    sizes: list[int] = []
+    started = time.perf_counter()
+    for index in ids:
+        sizes.append(_size_of(make, index))
+        if len(sizes) >= _AT_LEAST and time.perf_counter() - started > _PROBED_S:
+            break
+    return sizes
 
 
 def _size_of(make: Callable[[int], Any], index: int) -> int:

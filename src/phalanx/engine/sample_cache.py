@@ -103,6 +103,31 @@ class SampleCache:
         except OSError:  # no memory, though less than planned is in use: keep what there is
             self._too_large = 0
 
+    def keep(self, data: Any, first: int = 0) -> Any:
+        """The data set with its samples made once, at places from `first` on: what its
+        `load(index)` gives, where it has that, else what it gives itself."""
+        if first + len(data) > self._samples:
+            return data  # it has grown since the plan was made
+        if not can_load(data):
+            return KeptSamples(data, self, first)
+        size, make = len(data), data.load
+
+        def load(index: Any) -> Any:
+            try:
+                number = operator.index(index)
+            except TypeError:
+                return make(index)
+            if not 0 <= number < size:
+                return make(index)
+            sample = self.get(first + number)
+            if sample is MISSING:
+                sample = make(index)
+                self.put(first + number, sample)
+            return sample
+
+        data.load = load
+        return data
+
     @property
     def used_bytes(self) -> int:
         """Of the limit, with the table of places."""
@@ -190,20 +215,22 @@ def _not_shared(rank: int, error: OSError) -> Finding:
 class KeptSamples:
     """A data set without keys whose samples are kept whole."""
 
-    def __init__(self, data: Any, cache: SampleCache) -> None:
+    def __init__(self, data: Any, cache: SampleCache, first: int) -> None:
         self._data = data
         self._cache = cache
+        self._first = first
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitems__(self, ids: list[int]) -> list[Any]:
-        samples = [self._cache.get(index) for index in ids]
+        places = [self._first + index for index in ids]
+        samples = [self._cache.get(place) for place in places]
         missing = [n for n, sample in enumerate(samples) if sample is MISSING]
         if missing:
             made = list_samples(self._data, [ids[n] for n in missing])
             for n, sample in zip(missing, made, strict=True):
-                self._cache.put(ids[n], sample)
+                self._cache.put(places[n], sample)
                 samples[n] = sample
         return samples
 
@@ -218,27 +245,3 @@ def list_samples(data: Any, ids: list[int]) -> Any:
 def can_load(data: Any) -> bool:
     """Whether a data set offers `load(index)`."""
     return callable(getattr(data, "load", None)) and takes(data.load, 1)
-
-
-def keep_samples(data: Any, cache: SampleCache) -> Any:
-    """The data set with samples made once: what its `load(index)` gives, where it has that, else
-    what it gives itself."""
-    if not can_load(data):
-        return KeptSamples(data, cache)
-    size, make = len(data), data.load
-
-    def load(index: Any) -> Any:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            return make(index)
-        if not 0 <= number < size:
-            return make(index)
-        sample = cache.get(number)
-        if sample is MISSING:
-            sample = make(index)
-            cache.put(number, sample)
-        return sample
-
-    data.load = load
-    return data

@@ -123,6 +123,7 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         array_bytes=train.num_bytes if is_gathered(train) else None,
         kept_sample=kept,
         cache_finding=cache_finding.to_json() if cache_finding is not None else None,
+        kept_test_sample=examine_data(test)[0] if test is not None and len(test) else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,

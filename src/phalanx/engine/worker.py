@@ -20,7 +20,6 @@ from phalanx.engine.order import check_size
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
-from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
@@ -120,7 +119,7 @@ class Worker:
 
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
-        evaluator = self._make_evaluator(parts.strategy, saving.average)
+        evaluator = self._make_evaluator(parts, saving.average)
         wishes = make_wishes(job, plan, self.stop, is_first=process.is_first, start=counters.step)
         # All loader processes are forked here, before any step.
         with process.resting() if plan.workers.value > 0 else nullcontext():
@@ -147,16 +146,14 @@ class Worker:
                     self.events.write(kind, **facts)
         return self._outcome(loop)
 
-    def _make_evaluator(
-        self, strategy: Strategy, average: WeightAverage | None
-    ) -> Evaluator | None:
+    def _make_evaluator(self, parts: Assembly, average: WeightAverage | None) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
             return None
         return Evaluator(
             self.recipe,
-            self.recipe.data("test"),
+            parts.test_data(),
             plan=self.plan,
-            strategy=strategy,
+            strategy=parts.strategy,
             prefetch=self.job.loader.prefetch,
             seed=self.job.seed,
             weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,

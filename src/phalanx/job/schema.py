@@ -198,8 +198,8 @@ class Loader(_Strict):
     pin_memory: Literal["auto"] | bool = "auto"
     """Page-locked host memory for faster copies to a CUDA device; `auto` means CUDA only."""
     cache: Cache = "off"
-    """`ram` keeps samples of the train split in memory once they are read and decoded, as many as
-    fit into half of what is free, one copy for all ranks and loader processes. The same bits."""
+    """`ram` keeps samples in memory once they are read and decoded, as many as fit into half of
+    what is free, one copy for all ranks and loader processes. The same bits."""
 
 
 class Ddp(_Strict):

@@ -21,7 +21,7 @@ def choose_cache(
     """The plan with its cache of samples, one on each machine."""
 
     def off(reason: str) -> Plan:
-        return replace(plan, cache=Decision("off", reason), cache_bytes=0)
+        return replace(plan, cache=Decision("off", reason), cache_bytes=0, is_test_cached=False)
 
     if job.loader.cache == "off":
         return off("loader.cache = off"), []
@@ -35,21 +35,29 @@ def choose_cache(
         return off("loader.cache = ram, but the size of a sample was not measured"), []
     free, about_free = _free_bytes(job, machine, trace, plan)
     limit, samples = int(_SHARE * free), trace.num_samples
-    each = kept.num_bytes + _PLACE_BYTES
-    room = max(0, limit - _PLACE_BYTES * samples) // kept.num_bytes
+    table = _PLACE_BYTES * (samples + trace.num_test_samples)
+    room = max(0, limit - table) // kept.num_bytes
+    test = trace.kept_test_sample
+    test_bytes = trace.num_test_samples * test.num_bytes if test is not None else 0
+    total = table + samples * kept.num_bytes
     source = "what load(index) gives" if kept.what == "load" else "whole samples"
-    sum_of = (
-        f"{source}, {format_bytes(each)} each x {samples:,} = {format_bytes(each * samples)}; "
-        f"{_SHARE:.0%} of {about_free} is {format_bytes(limit)}"
-    )
+    sum_of = f"{source}, {format_bytes(kept.num_bytes)} each x {samples:,} = {format_bytes(total)}"
+    if test_bytes:
+        sum_of += f", the test split {format_bytes(test_bytes)}"
+    sum_of += f"; {_SHARE:.0%} of {about_free} is {format_bytes(limit)}"
     if room == 0:
         return off(f"loader.cache = ram, but not one sample fits: {sum_of}"), []
-    if room >= samples:
-        keeps = f"keeps all {samples:,} samples"
-    else:
+    is_test_kept = test_bytes > 0 and total + test_bytes <= limit
+    if room < samples:
         keeps = f"keeps {room:,} of {samples:,} samples, the others are made each time"
+    elif is_test_kept:
+        keeps = f"keeps all {samples:,} samples and {trace.num_test_samples:,} of the test split"
+    else:
+        keeps = f"keeps all {samples:,} samples{', none of the test split' * bool(test_bytes)}"
     reason = f"{keeps}: {sum_of}. Predicted times are those of the first epoch"
-    return replace(plan, cache=Decision("ram", reason), cache_bytes=limit), []
+    return replace(
+        plan, cache=Decision("ram", reason), cache_bytes=limit, is_test_cached=is_test_kept
+    ), []
 
 
 def _free_bytes(job: Job, machine: Machine, trace: Trace, plan: Plan) -> tuple[int, str]:

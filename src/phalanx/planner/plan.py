@@ -102,7 +102,7 @@ class Plan:
     data_on: Decision[str] = Decision("host", "the data is not arrays in memory (Tensors)")
     """`host` or `device`: where arrays in memory are kept, and gathered into micro-batches."""
     cache: Decision[str] = Decision("off", "loader.cache = off")
-    """`off` or `ram`: whether samples of the train split are made once and kept in memory."""
+    """`off` or `ram`: whether samples are made once and kept in memory."""
 
     evaluate_every: Decision[int | None]
     """Steps between evaluations; None: only at the end."""
@@ -160,6 +160,8 @@ class Plan:
     """Arrays that are kept on the device with `data_on: device`."""
     cache_bytes: int = 0
     """What samples kept in memory may take on each machine, with `cache: ram`."""
+    is_test_cached: bool = False
+    """Whether those of the test split are kept too."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
     is_recorded: bool = False
@@ -208,6 +210,7 @@ class Plan:
             "device_bytes",
             "device_data_bytes",
             "cache_bytes",
+            "is_test_cached",
             "shrunk",
             "alternatives",
             "speedup_range",

@@ -95,6 +95,8 @@ class Trace:
     """What may be kept of the train split's samples."""
     cache_finding: dict[str, Any] | None = None
     """Why none can be."""
+    kept_test_sample: KeptSample | None = None
+    """What may be kept of the test split's samples."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts. Of
     a model with convolutions also by `bf16+channels_last` and `tf32+channels_last`."""
@@ -136,10 +138,13 @@ class Trace:
         }
         weights = [Weight(tuple(shape), *rest) for shape, *rest in record.get("weights", [])]
         line = record.get("fetch_line")
-        kept = record.get("kept_sample")
+        kept = {
+            name: KeptSample(*record[name]) if record.get(name) is not None else None
+            for name in ("kept_sample", "kept_test_sample")
+        }
         tuples = {
             "fetch_line": FetchTime(*line) if line is not None else None,
-            "kept_sample": KeptSample(*kept) if kept is not None else None,
             "weights": weights,
+            **kept,
         }
         return cls(**{**record, **lines, **operators, **tuples})

@@ -14,7 +14,7 @@ from phalanx.engine import sample_cache
 from phalanx.engine.cacheable import examine_data
 from phalanx.engine.data import choose_fetch
 from phalanx.engine.process import Process
-from phalanx.engine.sample_cache import MISSING, keep_samples, open_cache
+from phalanx.engine.sample_cache import MISSING, open_cache
 from phalanx.engine.sample_format import UnknownTypeError, decode_sample, encode_sample
 from phalanx.recipe import Tensors
 
@@ -146,7 +146,7 @@ def test_samples_without_keys_are_kept_whole(data):
     assert finding is None
     assert kept.what == "sample"
     before = choose_fetch(data)(IDS, IDS)
-    fetch = choose_fetch(keep_samples(data, cache := make_cache()))
+    fetch = choose_fetch((cache := make_cache()).keep(data))
     for _ in range(2):
         batch = fetch(IDS, IDS)
         assert batch.keys() == before.keys()
@@ -166,7 +166,7 @@ class WithLoad(Single):
 def test_load_is_answered_from_memory_and_other_arguments_are_not():
     data = WithLoad()
     assert examine_data(data)[0].what == "load"
-    keep_samples(data, cache := make_cache())
+    (cache := make_cache()).keep(data)
     assert [data.load(index)["y"] for index in (3, np.int64(3), -1, 12)] == [3, 3, -1, 12]
     assert cache.get(3)["y"] == 3
 

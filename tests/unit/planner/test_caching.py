@@ -16,10 +16,11 @@ RAM = {"loader": {"cache": "ram"}}
 @pytest.mark.parametrize(
     ("free", "value", "words"),
     [
+        (8 * GIB, "ram", "keeps all 1,437 samples and 360 of the test split: whole samples, "),
         (
-            8 * GIB,
+            3 * GIB,
             "ram",
-            "keeps all 1,437 samples: whole samples, 1.0 MiB each x 1,437 = 1.4 GiB; ",
+            "1.0 MiB each x 1,437 = 1.4 GiB, the test split 360.0 MiB; 50% of 3.0 GiB",
         ),
         (GIB, "ram", "keeps 511 of 1,437 samples, the others are made each time: "),
         (2**20, "off", "not one sample fits"),
@@ -30,11 +31,13 @@ def test_as_many_as_fit_into_half_of_the_free_ram(
 ):
     machine = load_machine("2x4090")
     machine = replace(machine, memory=replace(machine.memory, available_bytes=free))
-    trace = make_trace(kept_sample=KeptSample("sample", 2**20))
+    kept = KeptSample("sample", 2**20)
+    trace = make_trace(kept_sample=kept, kept_test_sample=kept)
     plan, findings = solve_plan(make_job(**RAM), machine, trace)
     assert plan.cache.value == value
     assert words in plan.cache.reason
     assert plan.cache_bytes == (free // 2 if value == "ram" else 0)
+    assert plan.is_test_cached == (free == 8 * GIB)
     assert not [f for f in findings if f.slug.startswith("cache")]
     assert Plan.from_json(plan.to_json()) == plan
 
