@@ -57,7 +57,13 @@ def measure_loop(arguments):
         more = {"output": output} if module == "frameworks" else {}
         if work.rows is None:
             more["folder"] = arguments.folder
-        meter = Meter(work.batch, window=work.window, device=device, seconds=arguments.seconds)
+        meter = Meter(
+            work.batch,
+            window=work.window,
+            device=device,
+            seconds=arguments.seconds,
+            gate=arguments.gate,
+        )
         run(work, device, meter, **more)
     figures = {"batch": work.batch, **meter.figures()}
     if device == "cuda":
@@ -84,6 +90,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     parser.add_argument("--folder", help="photographs, for resnet")
     parser.add_argument("--threads", type=int, help="torch's threads")
+    parser.add_argument("--gate", help="folder: wait there for one's turn, once settled")
     arguments = parser.parse_args()
     if arguments.contestant.startswith("phalanx"):
         from phalanx_run import measure_phalanx

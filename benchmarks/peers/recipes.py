@@ -6,10 +6,10 @@ from works import (
     POLICY,
     RESNET,
     ByteResnet,
-    Decoder,
     PolicyTransformer,
     action_rows,
     language_loss,
+    make_gpt2,
     noise_loss,
     token_rows,
 )
@@ -37,10 +37,7 @@ class Gpt2(Recipe):
         return self.options.model_dump(exclude={"samples", "test_samples"})
 
     def model(self):
-        return Decoder(**self.sizes)
-
-    def blocks(self, model):
-        return model.blocks
+        return make_gpt2(self.sizes)
 
     def data(self, split):
         if split == "train":

@@ -1,4 +1,4 @@
-"""Phalanx and its peers on this machine, one after the other, each in a process of its own.
+"""Phalanx and its peers on this machine, each in a process of its own, measured one at a time.
 
     python benchmarks/peers/run_gpu.py --out peers.jsonl --budget-s 560 --only gpt2
     python benchmarks/peers/report.py peers.jsonl --write
@@ -6,6 +6,10 @@
 A line of JSON is written as each ends; one that fails leaves its error. The most telling come
 first, and what the budget does not allow is left out. Where there is no GPU, `--tiny` tries every
 contestant at a size that a CPU does in seconds.
+
+Whatever is a limit, or whose start is timed, has the machine for itself. With `--together` the
+others set up at the same time, wait once they have settled, and are then measured in turn: a
+process that waits takes nothing but memory.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -28,6 +33,9 @@ from side_by_side import commit_of_tree
 HERE = Path(__file__).parent
 
 PEERS = ("hf-trainer", "accelerate", "lightning")
+COMPILED = tuple(f"{peer}-compiled" for peer in PEERS)
+# Sets up beside others. Not with pictures: processes that wait would decode ahead.
+TOGETHER = {*PEERS, *COMPILED, "plain-compiled", "plain-graphs"}
 
 # Seconds that each contestant takes on an H200, for the budget. Phalanx and the limits first, then
 # the best that people use, then the rest.
@@ -39,7 +47,7 @@ ORDER = {
         "plain": 40,
         "phalanx-first-step": 40,
         **dict.fromkeys(PEERS, 45),
-        **{f"{peer}-compiled": 95 for peer in PEERS},
+        **dict.fromkeys(COMPILED, 95),
     },
     "policy": {
         "phalanx": 100,
@@ -49,7 +57,7 @@ ORDER = {
         **dict.fromkeys(PEERS, 40),
         "plain-compiled": 50,
         "plain-graphs": 55,
-        **{f"{peer}-compiled": 60 for peer in PEERS},
+        **dict.fromkeys(COMPILED, 60),
     },
     "resnet": {
         "phalanx": 110,
@@ -60,7 +68,7 @@ ORDER = {
         "decode-limit-drafted": 35,
         **dict.fromkeys(PEERS, 50),
         "plain": 50,
-        **{f"{peer}-compiled": 90 for peer in PEERS},
+        **dict.fromkeys(COMPILED, 90),
     },
 }
 
@@ -95,43 +103,77 @@ def plan_turns(only, skip):
     ]
 
 
-def run_turn(turn, arguments, caches, limit_s):
-    """What the contestant printed, or what went wrong, as a record."""
+class Contestant:
+    """A process that takes its turn."""
+
+    def __init__(self, turn, arguments, caches, *, is_gated=False):
+        self.turn = turn
+        self._folder, self._is_gated = Path(tempfile.mkdtemp(dir=caches)), is_gated
+        argv = command(turn, arguments) + (["--gate", str(self._folder)] if is_gated else [])
+        env = {**os.environ, **cache_settings(turn, arguments, caches)}
+        self._started_s = time.time()
+        with (self._folder / "said").open("w") as out, (self._folder / "errors").open("w") as err:
+            self._process = subprocess.Popen(
+                argv, stdout=out, stderr=err, env=env, start_new_session=True
+            )
+
+    def settle(self, limit_s):
+        """Until it waits for its turn, or ends, or the time is over."""
+        until = time.monotonic() + limit_s
+        while self._process.poll() is None and not (self._folder / "ready").exists():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+
+    def finish(self, limit_s):
+        """Its turn: what it printed, or what went wrong, as a record."""
+        turn, began_s = self.turn, time.time()
+        (self._folder / "go").touch()
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.leave_nothing()
+        said, complained = ((self._folder / name).read_text() for name in ("said", "errors"))
+        record = {"work": turn.work, "contestant": turn.contestant}
+        record |= {"took_s": round(time.time() - began_s, 1), "expected_s": turn.expected_s}
+        if code != 0:
+            why = f"over {limit_s:.0f} s" if code is None else f"exit code {code}"
+            return record | {"error": f"{why}: {(said + complained)[-3000:]}"}
+        figures = json.loads(said.splitlines()[-1])
+        for moment in ("first_step", "tenth_step"):
+            at = figures.pop(f"{moment}_at", None)
+            if at is not None and not self._is_gated:  # beside others, a start says nothing
+                figures[f"{moment}_s"] = at - self._started_s
+        return record | figures
+
+    def leave_nothing(self):
+        """End whatever it started."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, how)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                continue
+            time.sleep(0.5)
+
+
+def command(turn, arguments):
     argv = [sys.executable, str(HERE / "contestant.py"), turn.work, turn.contestant]
     argv += ["--seconds", str(arguments.seconds), "--settle-s", str(arguments.settle_s)]
     argv += ["--tiny"] if arguments.tiny else []
-    argv += ["--folder", arguments.folder] if turn.work == "resnet" else []
-    is_phalanx = turn.contestant.startswith("phalanx")
-    shared = "phalanx" if is_phalanx else "others" if arguments.share_caches else turn.contestant
-    env = {**os.environ, **cache_settings(caches / turn.work / shared, is_phalanx=is_phalanx)}
-    started_s = time.time()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            argv, stdout=out, stderr=err, env=env, start_new_session=True, text=True
-        )
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        leave_nothing(process)
-        out.seek(0)
-        err.seek(0)
-        said, complained = out.read(), err.read()
-    record = {"work": turn.work, "contestant": turn.contestant}
-    record |= {"took_s": round(time.time() - started_s, 1), "expected_s": turn.expected_s}
-    if code == 0:
-        figures = json.loads(said.splitlines()[-1])
-        for moment in ("first_step", "tenth_step"):
-            if (at := figures.pop(f"{moment}_at", None)) is not None:
-                figures[f"{moment}_s"] = at - started_s
-        return record | figures
-    why = f"over {limit_s:.0f} s" if code is None else f"exit code {code}"
-    return record | {"error": f"{why}: {(said + complained)[-3000:]}"}
+    return argv + (["--folder", arguments.folder] if turn.work == "resnet" else [])
 
 
-def cache_settings(folder, *, is_phalanx):
+def cache_settings(turn, arguments, caches):
     """Environment that keeps compiled code in a folder. Phalanx chooses its own place, so it only
     gets another cache folder of the user and another temporary folder."""
+    is_phalanx = turn.contestant.startswith("phalanx")
+    shared = "phalanx" if is_phalanx else "others" if arguments.share_caches else turn.contestant
+    folder = caches / turn.work / shared
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     if is_phalanx:
         return {"XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder / "tmp")}
@@ -139,20 +181,6 @@ def cache_settings(folder, *, is_phalanx):
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-
-
-def leave_nothing(process):
-    """End whatever the contestant started."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, how)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
-        time.sleep(0.5)
 
 
 def describe_machine():
@@ -182,25 +210,53 @@ def main():
     parser.add_argument(
         "--share-caches", action="store_true", help="of compiled code, to save time"
     )
+    parser.add_argument("--together", action="store_true", help="set up peers at the same time")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     arguments = parser.parse_args()
-    begun = time.monotonic()
+    ends = time.monotonic() + arguments.budget_s
     turns = plan_turns(arguments.only, arguments.skip)
     if any(turn.work == "resnet" for turn in turns):
         photos = [str(HERE / "photos.py"), arguments.folder, "--count", str(arguments.photos)]
         subprocess.run([sys.executable, *photos], check=True)
     about = describe_machine() | {"command": "python " + " ".join(sys.argv)}
     with tempfile.TemporaryDirectory() as caches, arguments.out.open("a") as out:
-        for turn in turns:
-            left_s = arguments.budget_s - (time.monotonic() - begun)
-            if left_s < 0.8 * turn.expected_s:
-                record = {"work": turn.work, "contestant": turn.contestant, "left_out": True}
-            else:
-                limit_s = min(left_s, 3 * turn.expected_s)
-                record = run_turn(turn, arguments, Path(caches), limit_s)
+        for record in run_all(turns, arguments, Path(caches), ends):
             out.write(json.dumps(record | {"about": about}) + "\n")
             out.flush()
             print(one_line(record), flush=True)
+
+
+def run_all(turns, arguments, caches, ends):
+    """A record of each as it ends; neighbours that may set up together do."""
+
+    def may_wait(turn):
+        return arguments.together and turn.work != "resnet" and turn.contestant in TOGETHER
+
+    def left_s():
+        return ends - time.monotonic()
+
+    turns = list(turns)
+    while turns:
+        group = list(takewhile(may_wait, turns)) or turns[:1]
+        turns = turns[len(group) :]
+        needed_s = max(turn.expected_s for turn in group)
+        if left_s() < 0.8 * needed_s:
+            for turn in group:
+                yield {"work": turn.work, "contestant": turn.contestant, "left_out": True}
+            continue
+        if len(group) == 1:
+            alone = Contestant(group[0], arguments, caches)
+            yield alone.finish(min(left_s(), 3 * needed_s))
+            continue
+        started = [Contestant(turn, arguments, caches, is_gated=True) for turn in group]
+        try:
+            for contestant in started:
+                contestant.settle(left_s() - 20)
+            for contestant in started:
+                yield contestant.finish(max(1.0, min(left_s(), needed_s)))
+        finally:
+            for contestant in started:
+                contestant.leave_nothing()
 
 
 def one_line(record):

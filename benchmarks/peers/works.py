@@ -15,7 +15,6 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "planner"))  # the models live there
 
-from attention import Decoder
 from convolutional import ResNetClassifier
 from denoising import PolicyTransformer
 
@@ -53,7 +52,7 @@ def action_rows(samples, sizes, seed):
 
 def language_loss(model, tokens, reduction="mean"):
     """Every token from those before it."""
-    scores, wanted = model(tokens[:, :-1]), tokens[:, 1:]
+    scores, wanted = model(tokens[:, :-1]).logits, tokens[:, 1:]
     return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction=reduction)
 
 
@@ -78,10 +77,28 @@ class ByteResnet(nn.Module):
         return self.net((pixels.float() / 255 - self.mean) / self.spread)
 
 
+def make_gpt2(sizes):
+    """transformers' own, as it comes: dropout of 0.1, GELU by its formula."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    symbols = sizes["symbols"]
+    config = GPT2Config(
+        vocab_size=symbols,
+        n_positions=sizes["length"],
+        n_embd=sizes["width"],
+        n_head=sizes["heads"],
+        n_layer=sizes["depth"],
+        bos_token_id=symbols - 1,
+        eos_token_id=symbols - 1,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
 class LanguageModel(nn.Module):
     def __init__(self, sizes):
         super().__init__()
-        self.net = Decoder(**sizes)
+        self.net = make_gpt2(sizes)
 
     def forward(self, tokens):
         return {"loss": language_loss(self.net, tokens)}
@@ -188,7 +205,7 @@ class Samples(torch.utils.data.Dataset):
 def find_work(name):
     return {
         "gpt2": Work(
-            label="GPT-2 124M, batch 16 x 1024 tokens",
+            label="GPT-2 124M of transformers, batch 16 x 1024 tokens",
             model_class=LanguageModel,
             sizes=GPT2,
             batch=16,

@@ -192,7 +192,7 @@ def _measure_compiled(
 
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     blocks = find_blocks(recipe, model)
-    loss = CompiledLoss(recipe, blocks)
+    loss = CompiledLoss(recipe, model, blocks)
 
     def run(name: str) -> Live:
         is_half = name == "bf16"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -22,6 +22,24 @@ def find_blocks(recipe: Recipe, model: nn.Module) -> list[Block]:
     else:
         blocks = list(_outermost(model, _repeated(model), ""))
     return [block for block in blocks if not _shares_weights(block[1], model)]
+
+
+def find_beside(model: nn.Module, blocks: Iterable[Block]) -> list[Block]:
+    """The largest modules outside of all blocks that multiply: heads, above all. What else lies
+    between the blocks is little work, or none."""
+    inside = {id(block) for _, block in blocks}
+
+    def search(module: nn.Module, prefix: str) -> Iterator[Block]:
+        for name, child in module.named_children():
+            parts = list(child.modules())
+            if id(child) in inside:
+                continue
+            if any(id(part) in inside for part in parts):
+                yield from search(child, f"{prefix}{name}.")
+            elif any(isinstance(part, nn.Linear) for part in parts):
+                yield prefix + name, child
+
+    return list(search(model, "")) if inside else []
 
 
 def _repeated(model: nn.Module) -> set[type[nn.Module]]:

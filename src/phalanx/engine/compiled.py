@@ -22,7 +22,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from phalanx.engine.blocks import Block
+from phalanx.engine.blocks import Block, find_beside
 from phalanx.engine.fused import Device, FusedGraph
 from phalanx.engine.speed import are_alike
 from phalanx.recipe.interface import Batch, Recipe, Term
@@ -31,16 +31,17 @@ from phalanx.recipe.interface import Batch, Recipe, Term
 class CompiledLoss:
     """A recipe's loss over a model whose blocks, or all of it, are compiled."""
 
-    def __init__(self, recipe: Recipe, blocks: list[Block]) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, blocks: list[Block]) -> None:
         self._recipe = recipe
         self._code = _Code()
+        self._model = model
         self._found = blocks
         self._blocks: list[Block] = []
         if are_alike(blocks):
             self._compile_blocks()
 
     def _compile_blocks(self) -> None:
-        for _, block in self._found:
+        for _, block in [*self._found, *find_beside(self._model, self._found)]:
             block.forward = _Part(self._code, block.forward, block)
         self._blocks = self._found
 

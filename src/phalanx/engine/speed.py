@@ -3,9 +3,10 @@ checkpointed blocks stay as they are.
 
 Where a model repeats a block, blocks are compiled one at a time: all of a kind share what was
 compiled for the first, DDP can send a block's gradients while backward goes on, and FSDP gathers a
-block's weights in hooks around compiled code. What the recipe's loss computes from the model's
-answer is compiled as well, which for a language model is the largest tensor of all; the model's own
-forward between the blocks stays as it is. A model without blocks that are alike is compiled whole,
+block's weights in hooks around compiled code. Modules beside the blocks that multiply, such as a
+head, are compiled one at a time, too, and what the recipe's loss computes from the model's answer,
+which for a language model is the largest tensor of all; the model's own forward between all these
+stays as it is. A model without blocks that are alike is compiled whole,
 with its loss.
 
 Evaluation stays eager: its figures are the same on any number of ranks, and it is not worth another
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.engine.blocks import Block, find_blocks
+from phalanx.engine.blocks import Block, find_beside, find_blocks
 from phalanx.engine.buffers import untouched
 from phalanx.engine.memory import find_shortage
 from phalanx.engine.process import Process
@@ -60,13 +61,17 @@ class Compiler:
         self._compile_alike = functools.partial(self._compile, options=options)
         self._regions: list[_Region] = []
         self._blocks: list[Block] = []
+        self._beside: list[Block] = []
 
     def compile_blocks(self, recipe: Recipe, model: nn.Module, *, is_checkpointed: bool) -> None:
         """Before blocks are checkpointed: what runs again in backward is the compiled forward."""
         blocks = find_blocks(recipe, model)
         if are_alike(blocks) or is_checkpointed:
             self._blocks = blocks
-        for _, block in self._blocks:
+        # A head is compiled by itself: its product may be the largest of the model, and one with
+        # an odd number of symbols takes three times as long as written.
+        self._beside = find_beside(model, self._blocks)
+        for _, block in [*self._blocks, *self._beside]:
             block.forward = self._region(block.forward, self._compile)
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = _SIZES * max(1, count_shapes(self._blocks))
@@ -74,7 +79,7 @@ class Compiler:
     def keep_blocks_apart(self) -> None:
         """After blocks are checkpointed, before hooks come around them: compiled code around a
         block ends where the block begins."""
-        for _, block in self._blocks:
+        for _, block in [*self._blocks, *self._beside]:
             block.forward = self._region(block.forward, torch._dynamo.disable)
 
     def compile_loss(self, strategy: Strategy) -> None:

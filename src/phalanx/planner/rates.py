@@ -53,6 +53,8 @@ class Rates:
     """Streaming multiprocessors: what a small product cannot fill."""
     host: float = 1.0
     """How slow the host is, over the one that the constants above are of."""
+    pads: bool = False
+    """Whether products of unaligned rows are padded before they are computed."""
     kernel_s: float = KERNEL_S
     """The least a kernel takes."""
     board_w: float | None = None

@@ -249,7 +249,7 @@ def _fill(operator: Operator, shape: Shape, samples: int, rates: Rates, unit: st
     fill = busy * used
     if unit != "fp32":
         fill *= k / (k + _DEPTH)
-    if operator.dtype == "half":
+    if operator.dtype == "half" and not rates.pads:
         # Samples are rows; what does not grow with them is how long rows are.
         lengths = [line.fixed for line in shape[1:] if line.per_sample == 0 and line.fixed > 1]
         costs = _UNALIGNED if rates.is_hopper else _UNALIGNED_BEFORE_HOPPER
