@@ -83,28 +83,44 @@ def test_what_has_no_form_is_named(sample):
         encode_sample({"x": [0, sample]})
 
 
-def test_many_processes_keep_samples_at_once():
-    cache = make_cache(samples=200, limit_bytes=2**24)
+def in_processes(count, work):
+    """Run `work(number)` in so many forked processes at once."""
     children = []
-    for number in range(4):
+    for number in range(count):
         child = os.fork()
         if child == 0:
-            order = list(range(200))
-            random.Random(number).shuffle(order)
             try:
-                for index in order:
-                    found = cache.get(index)
-                    if found is MISSING:
-                        cache.put(index, np.full(index + 1, index))
-                    else:
-                        assert np.array_equal(found, np.full(index + 1, index))
+                work(number)
                 os._exit(0)
             finally:
                 os._exit(1)
         children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
+
+
+def test_many_processes_keep_samples_at_once():
+    cache = make_cache(samples=200, limit_bytes=2**24)
+
+    def keep_all(number):
+        order = list(range(200))
+        random.Random(number).shuffle(order)
+        for index in order:
+            found = cache.get(index)
+            if found is MISSING:
+                cache.put(index, np.full(index + 1, index))
+            else:
+                assert np.array_equal(found, np.full(index + 1, index))
+
+    in_processes(4, keep_all)
     for index in range(200):
         assert np.array_equal(cache.get(index), np.full(index + 1, index))
+
+
+def test_no_two_processes_get_the_same_room():
+    cache = make_cache(limit_bytes=2**30)
+    before = cache.used_bytes
+    in_processes(4, lambda _: [cache._reserve(64) for _ in range(3000)])
+    assert cache.used_bytes == before + 4 * 3000 * 64
 
 
 def test_a_full_cache_keeps_what_it_has(monkeypatch):
