@@ -93,6 +93,7 @@ def train(
         _overrides(overrides, keys),
         resume=str(resume) if resume is not None else None,
         will_train=True,
+        is_fresh=False,
     )
     result = run_prepared(prepared)
     if result.status == "failed":

@@ -47,7 +47,12 @@ def train(
 
     with console.working("looking at the machine and the recipe"):
         prepared = prepare(
-            job, overrides, resume=resume, accept_changes=accept_changes, will_train=not dry_run
+            job,
+            overrides,
+            resume=resume,
+            accept_changes=accept_changes,
+            will_train=not dry_run,
+            is_fresh=False,
         )
     console.show_findings([*notes, *prepared.findings])
     if dry_run:

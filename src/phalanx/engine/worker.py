@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.engine.assembly import Assembly
+from phalanx.engine.data_fingerprint import check_remembered
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.failure import describe_failure
@@ -102,6 +103,8 @@ class Worker:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job, process = self.plan, self.job, self.process
         data = self.recipe.data("train")
+        if plan.is_from_memory and process.is_first:
+            check_remembered(plan, data, self.recipe.data("test"))
         check_size(len(data), plan.num_samples.value, process.rank)
         parts = Assembly(job, plan, process, recipe=self.recipe, data=data)
         if process.is_first:
@@ -109,6 +112,8 @@ class Worker:
                 self.events.write("finding", finding=finding.to_json())
             for kind, facts in say_dropped(parts.dropped):
                 self.events.write(kind, **facts)
+            if parts.fast_path.is_compared and not parts.dropped:
+                self.events.write("compared", rungs=parts.fast_path.rungs())
         # After settling: the discarded passes must not see (or touch) what is loaded here.
         saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
         saved = saving.load()

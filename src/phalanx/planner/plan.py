@@ -164,6 +164,8 @@ class Plan:
     """Whether those of the test split are kept too."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
+    is_from_memory: bool = False
+    """Whether the recipe was not asked for it: the ranks look whether its data is as it was."""
     is_recorded: bool = False
     """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
     measured_micro_batches: list[int] | None = None
@@ -214,6 +216,7 @@ class Plan:
             "shrunk",
             "alternatives",
             "speedup_range",
+            "is_from_memory",
             "is_recorded",
             "measured_micro_batches",
             "identity",
