@@ -160,8 +160,9 @@ def _settle_determinism(plan: Plan) -> None:
     is_resume = plan.determinism.value in ("resume", "exact")
     # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
-    on_gpu = plan.device.value == "cuda"
-    torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
+    wanted = is_resume and plan.device.value == "cuda"
+    if wanted != torch.are_deterministic_algorithms_enabled():  # it imports inductor: a second
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
     torch.backends.cudnn.benchmark = plan.cudnn_search.value == "on"
 
 
