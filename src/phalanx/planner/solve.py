@@ -30,7 +30,7 @@ from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
-from phalanx.planner.memory import make_footprint, smallest_memory
+from phalanx.planner.memory import make_footprint, smallest_memory, with_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.probed import with_measured_activations
@@ -247,7 +247,7 @@ def _with_graph(
     forecast = predict(plan)
     graph, findings = choose_cuda_graph(job, trace, plan, previous, forecast)
     search = choose_cudnn_search(job, trace, plan, previous, forecast)
-    return replace(plan, cuda_graph=graph, cudnn_search=search), findings
+    return with_memory(replace(plan, cuda_graph=graph, cudnn_search=search)), findings
 
 
 def _follow_micro_batch(
