@@ -7,6 +7,7 @@ from pathlib import Path
 
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.launch.supervisor import Supervisor
 
@@ -32,12 +33,13 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
 
 
-def run_prepared(prepared: Prepared) -> Result:
+def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
     """Open the run directory, run it to its end, and show it on the way."""
     with open_run(prepared) as run, RunView(prepared.plan, short_path(run.logs)) as view:
         outcome = Supervisor(
             run,
             prepared.plan,
+            launcher=launcher,
             max_restarts=prepared.job.max_restarts,
             tensorboard=prepared.job.logging.tensorboard,
             on_event=view.take,

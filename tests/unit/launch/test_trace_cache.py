@@ -5,12 +5,14 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from phalanx.launch import prepare as preparing
 from phalanx.launch import trace as tracing
 from phalanx.launch import trace_cache
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.trace_cache import remembering
 from phalanx.planner.footprint import Line
 from phalanx.planner.operators import Operator
@@ -206,15 +208,15 @@ def test_training_asks_also_when_a_plan_need_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = Asked()
     monkeypatch.setattr(preparing, "trace_recipe", asked)
-    monkeypatch.setattr(preparing, "import_torch", lambda: None)
 
     def fingerprint(**settings):
         machine = fixture_machine("8xa100")
         done = preparing.prepare("digits", machine=machine, is_elsewhere=True, **settings)
         return done.trace.data_fingerprint
 
+    launcher = Mock(spec=Launcher)
     assert fingerprint(is_fresh=False) == fingerprint(is_fresh=False) == "look 1"
-    assert fingerprint(is_fresh=False, will_train=True) == "look 2"
+    assert fingerprint(is_fresh=False, launcher=launcher) == "look 2"
     assert fingerprint(is_fresh=False) == "look 2", "what training was answered is remembered too"
     assert fingerprint(is_fresh=True) == "look 3"
 
