@@ -43,9 +43,6 @@ from phalanx.run.channel import Channel
 _POLL_S = 0.05
 _SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
 
-# On macOS a process with torch in it cannot be forked: Accelerate and Metal do not survive it.
-_CAN_FORK = sys.platform == "linux"
-
 
 @dataclass(frozen=True)
 class RankRequest:
@@ -98,7 +95,7 @@ class RankAgent(SimpleElasticAgent):
         return {worker.local_rank: worker.global_rank for worker in worker_group.workers}
 
     def _start(self, environment: dict[str, str]) -> ForkedRank | subprocess.Popen[bytes]:
-        if _CAN_FORK:
+        if can_fork():
             return ForkedRank(self._request.run, self._request.attempt, environment)
         command = [sys.executable, "-u", "-m", "phalanx.engine", str(self._request.run)]
         return subprocess.Popen(command, env=environment, start_new_session=True)
@@ -193,6 +190,19 @@ class RankAgent(SimpleElasticAgent):
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def can_fork() -> bool:
+    """Whether ranks may be forks of this process. Elsewhere they are new processes: on macOS
+    Accelerate and Metal do not survive a fork, and CUDA nowhere, if an import has begun it."""
+    return sys.platform == "linux" and not any(map(_is_gpu, Path("/proc/self/fd").iterdir()))
+
+
+def _is_gpu(descriptor: Path) -> bool:
+    try:
+        return str(descriptor.readlink()).startswith(("/dev/nvidia", "/dev/dxg", "/dev/kfd"))
+    except OSError:  # the one that lists the others
+        return False
 
 
 def _variables(worker: Worker, group: WorkerGroup) -> dict[str, str]:

@@ -98,5 +98,5 @@ def _exit_code(leave: SystemExit) -> int:
     """As the interpreter takes it."""
     if leave.code is None or isinstance(leave.code, int):
         return (leave.code or 0) & 0xFF
-    sys.stderr.write(f"{leave.code}\n")
+    traceback.print_exc()  # with its text
     return 1

@@ -159,7 +159,9 @@ def _settle_determinism(plan: Plan) -> None:
     # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
     on_gpu = plan.device.value == "cuda"
-    torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
+    if (is_resume and on_gpu) != torch.are_deterministic_algorithms_enabled():
+        # Only where it changes something: it imports inductor, which takes a second.
+        torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
     torch.backends.cudnn.benchmark = plan.cudnn_search.value == "on"
 
 
