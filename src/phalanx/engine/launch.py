@@ -12,6 +12,7 @@ good as new. It ends with the command, and ends its ranks first.
 from __future__ import annotations
 
 import gc
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ def serve(descriptor: int) -> None:
     end_with_parent()
     channel = Channel(socket.socket(fileno=descriptor))
     gc.disable()  # imports make no garbage worth looking for: a tenth of their time
-    import phalanx.engine.worker  # noqa: F401
-    from phalanx.engine.agent import RankAgent, RankRequest
-
+    import_for_ranks()
     gc.freeze()  # what was imported is never looked at again, so its pages stay shared
     gc.enable()
+    from phalanx.engine.agent import RankAgent, RankRequest
+
     while True:
         try:
             record = channel.receive(None)
@@ -41,6 +42,14 @@ def serve(descriptor: int) -> None:
             channel.send(_answer(lambda request=request: RankAgent(request, channel).watch()))
         except EOFError:
             return
+
+
+def import_for_ranks() -> None:
+    """Import what every rank needs. The first optimizer imports torch._dynamo, which takes a second
+    and makes the folder for compiled code: not before one is named that is the user's own."""
+
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        import torch._dynamo  # noqa: F401
 
 
 def _answer(watch: Any) -> dict[str, Any]:

@@ -21,15 +21,13 @@ from phalanx.run.channel import Channel
 # Read after the ranks were forked, or set in them by hand (engine/forked.py), so they may differ
 # from what the launcher was started with. Not among them: PYTORCH_ALLOC_CONF, which torch reads
 # when it is loaded.
-_READ_LATE = frozenset(
+READ_LATE = frozenset(
     {
         "OMP_NUM_THREADS",
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
         "TORCHINDUCTOR_CACHE_DIR",
         "TRITON_CACHE_DIR",
-        "TORCHINDUCTOR_FX_GRAPH_CACHE",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE",
         "CUBLAS_WORKSPACE_CONFIG",
         "ONEDNN_MAX_CPU_ISA",
         "PHALANX_ATTEMPT",
@@ -134,7 +132,7 @@ class Launcher:
 
     def _must_read_anew(self, environment: dict[str, str]) -> bool:
         before = self._environment
-        names = {*before, *environment} - _READ_LATE
+        names = {*before, *environment} - READ_LATE
         return any(before.get(name) != environment.get(name) for name in names)
 
     def _died(self) -> LauncherError:

@@ -21,6 +21,7 @@ from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.calibrations import find_calibration
+from phalanx.launch.compile_cache import early_variables
 from phalanx.launch.launcher import Launcher, LauncherError
 from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
@@ -101,7 +102,8 @@ def prepare(
     job = loaded.job.model_copy(update=_absolute(loaded.job))
     if launcher is not None:
         with suppress(LauncherError):  # said when ranks are asked for
-            launcher.start(continued.plan.worker_env if continued is not None else {})
+            known = continued.plan.worker_env if continued is not None else {}
+            launcher.start({**early_variables(), **known})
     machine, trace, found = _look(
         job,
         machine,
