@@ -54,14 +54,14 @@ class Meter:
         self._marks[-1] = (self._steps, time.perf_counter())
 
     def figures(self):
-        """Median samples per second over the windows after the first ones."""
+        """Samples per second over all windows but the first ones."""
         settled = self._marks[self._settle :]
         rates = [
             self._batch * (after - before) / (ended - began)
             for (before, began), (after, ended) in pairwise(settled)
         ]
         return {
-            "samples_per_s": statistics.median(rates),
+            "samples_per_s": statistics.harmonic_mean(rates),  # each is of as many steps
             "slowest": min(rates),
             "quickest": max(rates),
             "windows": len(rates),

@@ -112,7 +112,7 @@ def _figures(events, settle_s, started_s, *, is_start):
     rates = [event.data["samples_per_s"] for event in settled]
     if not is_start:
         figures |= {
-            "samples_per_s": statistics.median(rates),
+            "samples_per_s": statistics.harmonic_mean(rates),  # each is of as many steps
             "slowest": min(rates),
             "quickest": max(rates),
             "windows": len(rates),

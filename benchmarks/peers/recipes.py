@@ -113,6 +113,8 @@ class ResnetOptions(Options):
     is_drafted: bool = False
     """Let the JPEG library decode at a half, a quarter or an eighth where that is still at least
     as large as what is wanted: the same crops, read from a picture that was made smaller first."""
+    is_whole: bool = False
+    """Decode whole pictures before they are cropped, so that `--cache` can keep them."""
 
 
 class Resnet(Recipe):
@@ -127,10 +129,11 @@ class Resnet(Recipe):
         )
 
     def data(self, split):
-        from photos import KeyedPhotos
+        from photos import KeyedPhotos, WholePhotos
 
         options = self.options
-        return KeyedPhotos(
+        kind = WholePhotos if options.is_whole else KeyedPhotos
+        return kind(
             options.folder,
             options.image_size,
             is_drafted=options.is_drafted,

@@ -37,9 +37,12 @@ def measure_setting(setting, machine):
 
     job, plan = make_plan(setting, machine)
     measured = measure_job_here(job, plan, setting.micro_batches)
-    is_dropped = any("channels_last was dropped" in note for p in measured for note in p.notes)
-    layout = "off" if is_dropped else plan.channels_last.value
-    return {"points": [point.to_json() for point in measured], "channels_last": layout}
+    notes = " ".join(note for point in measured for note in point.notes)
+    rungs = {
+        rung: "off" if f"{rung} was dropped" in notes else getattr(plan, rung).value
+        for rung in ("channels_last", "cuda_graph")
+    }
+    return {"points": [point.to_json() for point in measured], **rungs}
 
 
 def make_plan(setting, machine):

@@ -73,8 +73,9 @@ def read_measured(path):
 def predict(setting, record, machine):
     """Every point of a setting with its predictions."""
     trace = read_trace(setting)
-    # Records from before there was a choice are of the plain layout.
-    asked = {"options": trace.options, "channels_last": record.get("channels_last", "off")}
+    # Records from before there was a choice are of the plain layout, and without graphs.
+    rungs = {rung: record.get(rung, "off") for rung in ("channels_last", "cuda_graph")}
+    asked = {"options": trace.options, **rungs}
     measured = [
         (point["micro_batch"], MeasuredStep.from_json(point["step"]) if point["step"] else None)
         for point in record.get("points", ())
@@ -156,6 +157,7 @@ def _way(setting):
     words = setting.settings.replace("activation_checkpointing=on", "checkpointing")
     words = (
         words.replace("compile=on", "compiled")
+        .replace("cuda_graph=on", "graph")
         .replace("precision=", "")
         .replace("optimizer.name=", "")
     )

@@ -95,6 +95,7 @@ def train(
             _overrides(overrides, keys),
             resume=str(resume) if resume is not None else None,
             launcher=launcher,
+            is_fresh=False,
         )
         result = run_prepared(prepared, launcher)
     if result.status == "failed":

@@ -1,6 +1,7 @@
 """`phalanx plan`: the arithmetic, with reasons, on machines this one is not."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,9 @@ from tests.cli.command import pretend_machine, run_cli
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+RECIPES = Path(__file__).parents[1] / "fixtures" / "recipes"
 
 
 def plan(*argv):
@@ -120,3 +124,24 @@ def test_two_strategies_on_the_command_line_are_refused():
         answer = run_cli("plan", "digits", "--fsdp", *argv)
         assert answer.code == 2
         assert "error[two-strategies]" in answer.err
+
+
+def test_cache_alone_means_ram(monkeypatch):
+    pretend_machine(monkeypatch, "cpu")
+    kept = [f"{RECIPES / 'kept.py'}:Kept", "--epochs", "1", "--batch-size", "10"]
+    # The machine has 55,082,955,571 bytes free.
+    answer = run_cli("plan", "--cache", *kept)
+    assert "keeps all 50 samples and 13 of the test split: what load(index)" in " ".join(
+        answer.out.split()
+    )
+    got = values("--cache", *kept), values(*kept, "--cache", "off"), values(*kept)
+    assert [choice["cache"] for choice in got] == ["ram", "off", "off"]
+    assert values("digits", "--cache")["cache"] == "off"  # arrays in memory
+
+
+def test_cache_of_what_is_random_is_refused(monkeypatch):
+    pretend_machine(monkeypatch, "cpu")
+    parity = f"{RECIPES / 'parity.py'}:Parity"
+    answer = run_cli("plan", parity, "--epochs", "1", "--batch-size", "10", "--cache")
+    assert answer.code == 2
+    assert "error[cache-needs-load]: Rows augments its samples by keys" in answer.err

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from phalanx.cli import console
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.launcher import Launcher
@@ -34,7 +35,8 @@ class Result:
 
 
 def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
-    """Open the run directory, run it to its end, and show it on the way."""
+    """Open the run directory, run it to its end, and show it on the way. A plan from memory that
+    turns out to be outdated is made anew, in the same run directory."""
     with open_run(prepared) as run, RunView(prepared.plan, short_path(run.logs)) as view:
         outcome = Supervisor(
             run,
@@ -45,6 +47,13 @@ def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
             on_event=view.take,
             on_plan=view.use_plan,
         ).run()
+    if prepared.prepare_anew is not None and any(
+        f.slug == "plan-outdated" for f in outcome.findings
+    ):
+        console.say("the data has changed since the recipe was asked: asking it, planning anew")
+        anew = prepared.prepare_anew()
+        plan = replace(anew.plan, revision=prepared.plan.revision + 1)
+        return run_prepared(replace(anew, plan=plan, run=run), launcher)
     best = None
     if view.best is not None:
         name = prepared.plan.metric.value

@@ -42,8 +42,8 @@ def _is_verb(word: str) -> bool:
 
 
 def tidy_words(argv: Sequence[str]) -> list[str]:
-    """What typer cannot say: `--resume` alone means the newest run, and an interval may be written
-    as one word (`--save-every "5 minutes"`) or as two."""
+    """What typer cannot say: `--resume` alone means the newest run, `--cache` alone the RAM, and an
+    interval may be written as one word (`--save-every "5 minutes"`) or as two."""
     words = [
         part
         for before, word in zip(["", *argv], argv, strict=False)
@@ -53,6 +53,10 @@ def tidy_words(argv: Sequence[str]) -> list[str]:
         after = words.index("--resume") + 1
         if after == len(words) or words[after].startswith("-") or "=" in words[after]:
             words.insert(after, "latest")
+    if "--cache" in words:
+        after = words.index("--cache") + 1
+        if words[after : after + 1] not in (["ram"], ["off"]):
+            words.insert(after, "ram")
     return words
 
 

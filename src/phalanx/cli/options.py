@@ -61,6 +61,14 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             help="auto or off: compiled code, CUDA graphs and channels last where they pay.",
         ),
     ),
+    "cache": (
+        str | None,
+        typer.Option(
+            "--cache",
+            metavar="[ram|off]",
+            help="Keep samples in memory once they are decoded; alone it means ram.",
+        ),
+    ),
     "deepspeed": (
         str | None,
         typer.Option(
@@ -82,6 +90,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 _KEYS = {
     "cpu": "devices.cpu",
     "lr": "optimizer.lr",
+    "cache": "loader.cache",
     "deepspeed": "deepspeed.config",
     "batch_size": "global_batch_size",
     "save_every": "checkpoint.every",

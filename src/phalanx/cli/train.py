@@ -54,6 +54,7 @@ def train(
                 resume=resume,
                 accept_changes=accept_changes,
                 launcher=None if dry_run else launcher,
+                is_fresh=False,
             )
         console.show_findings([*notes, *prepared.findings])
         if dry_run:

@@ -37,6 +37,7 @@ from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
 
 if TYPE_CHECKING:
+    from phalanx.engine.sample_cache import SampleCache
     from phalanx.engine.speed import Compiler
 
 
@@ -67,7 +68,9 @@ class Assembly:
             load_initial_weights(self.strategy, Path(job.init_from))
         optimizer = make_optimizer(recipe, self.strategy.model, job.optimizer, plan.lr.value)
         self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
-        self.fetcher = Fetcher(recipe, data, seed=job.seed, is_shuffled=True)
+        self._cache = self._open_cache()
+        kept = data if self._cache is None else self._cache.keep(data)
+        self.fetcher = Fetcher(recipe, kept, seed=job.seed, is_shuffled=True)
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         self.probe = self._probe()
         schedule = Schedule(
@@ -105,6 +108,22 @@ class Assembly:
             wishes=wishes,
             stop_at=stop_step(self.job, self.plan, start),
         )
+
+    def test_data(self) -> Data:
+        """The test split, its samples kept in memory where the plan says so."""
+        data = self.recipe.data("test")
+        if self._cache is None or not self.plan.is_test_cached:
+            return data
+        kept: Data = self._cache.keep(data, first=self.plan.num_samples.value)
+        return kept
+
+    def _open_cache(self) -> SampleCache | None:
+        if self.plan.cache.value == "off":
+            return None
+        from phalanx.engine.sample_cache import open_cache
+
+        samples = self.plan.num_samples.value + self.plan.num_test_samples.value
+        return open_cache(self.process, samples=samples, limit_bytes=self.plan.cache_bytes)
 
     def _make_strategy(self) -> Strategy:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.

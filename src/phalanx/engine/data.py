@@ -100,18 +100,19 @@ def seed_globals(key: int) -> None:
 def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
     """How this data set wants to be asked: batched with keys, batched, single with key, single."""
     if hasattr(data, "__getitems__"):
-        if _takes(data.__getitems__, 2):
+        if takes(data.__getitems__, 2):
             batched: Callable[[Ids, Ids], Batch] = data.__getitems__
             return batched
         return lambda ids, keys: default_collate(data.__getitems__(ids.tolist()))
-    if _takes(data.__getitem__, 2):
+    if takes(data.__getitem__, 2):
         return lambda ids, keys: default_collate(
             [data.__getitem__(i, k) for i, k in zip(ids.tolist(), keys.tolist(), strict=True)]
         )
     return lambda ids, keys: default_collate([data[i] for i in ids.tolist()])
 
 
-def _takes(method: Callable[..., Any], count: int) -> bool:
+def takes(method: Callable[..., Any], count: int) -> bool:
+    """Whether a method can be called with so many arguments."""
     try:
         inspect.signature(method).bind(*range(count))
     except (TypeError, ValueError):

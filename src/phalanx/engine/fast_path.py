@@ -118,6 +118,8 @@ class FastPath:
         named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
+        self.is_compared = False
+        """Whether settling held it against the recipe as it is written."""
 
     def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Dropped]:
         """Compile, compare, and drop what does not hold, the same on every rank."""
@@ -125,7 +127,8 @@ class FastPath:
         if self._compiler is not None:
             findings = self._compiler.try_out(self._strategy, micro_batch, run_backward)
             dropped = [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
-        if self._plan.compared_with_eager.value and self._rungs():
+        if self._plan.compared_with_eager.value and self.rungs():
+            self.is_compared = True
             with untouched(self._model):
                 dropped += self._compare(micro_batch, run_backward)
             clear_device(self._strategy.process.device)  # what was thrown away is no peak of a run
@@ -138,7 +141,7 @@ class FastPath:
         findings = self._compiler.find_changing_shapes(self._strategy.process)
         return [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
 
-    def _rungs(self) -> list[str]:
+    def rungs(self) -> list[str]:
         """What is on, the topmost first."""
         is_on = {
             "compile": self._compiler is not None and self._compiler.is_on,
@@ -180,7 +183,7 @@ class FastPath:
         self, reference: Gradients, noise: Distance, micro_batch: MicroBatch, run: RunBackward
     ) -> list[Dropped]:
         dropped = []
-        while rungs := self._rungs():
+        while rungs := self.rungs():
             found = self._distance(reference, self._gradients(micro_batch, run))
             why = self._too_far(found, noise)
             if why is None:

@@ -33,6 +33,8 @@ class Process:
     backend: str
     control: Any = None
     """A gloo group of its own for small CPU reductions: they overlap with the gradients'."""
+    local_rank: int = 0
+    """Its number on its machine; those of a machine follow each other."""
 
     @property
     def is_first(self) -> bool:
@@ -129,7 +131,7 @@ def join(plan: Plan) -> Iterator[Process]:
     torch.set_num_threads(plan.threads.value)
     _settle_determinism(plan)
     if plan.backend.value == "none":
-        yield Process(rank, world, device, "none")
+        yield Process(rank, world, device, "none", local_rank=local_rank)
         return
     dist.init_process_group(
         plan.backend.value,
@@ -139,7 +141,7 @@ def join(plan: Plan) -> Iterator[Process]:
     # Left as it is on an exception: destroying the group waits for reductions that were launched
     # and that this rank never completes. The process exits at once instead (engine/__main__.py).
     control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-    process = Process(rank, world, device, plan.backend.value, control)
+    process = Process(rank, world, device, plan.backend.value, control, local_rank)
     _agree_on_plan(process, plan)
     yield process
     process.barrier()  # nobody tears a connection down while another still reduces
@@ -158,10 +160,9 @@ def _settle_determinism(plan: Plan) -> None:
     is_resume = plan.determinism.value in ("resume", "exact")
     # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
-    on_gpu = plan.device.value == "cuda"
-    if (is_resume and on_gpu) != torch.are_deterministic_algorithms_enabled():
-        # Only where it changes something: it imports inductor, which takes a second.
-        torch.use_deterministic_algorithms(is_resume and on_gpu, warn_only=True)
+    wanted = is_resume and plan.device.value == "cuda"
+    if wanted != torch.are_deterministic_algorithms_enabled():  # it imports inductor: a second
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
     torch.backends.cudnn.benchmark = plan.cudnn_search.value == "on"
 
 

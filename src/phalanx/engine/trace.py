@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -17,12 +16,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from phalanx.engine.activations import trace_activations
 from phalanx.engine.blocks import find_blocks
+from phalanx.engine.cacheable import examine_data
 from phalanx.engine.data import choose_fetch, seed_globals
+from phalanx.engine.data_fingerprint import fingerprint_data
 from phalanx.engine.gathering import is_gathered
 from phalanx.engine.parameters import list_weights
 from phalanx.engine.speed import are_alike, count_shapes
 from phalanx.engine.sync_batchnorm import find_own_norms
-from phalanx.engine.tensor_file import as_bytes
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.trace import FetchTime, Trace
 from phalanx.recipe.interface import Recipe, leaves
@@ -32,8 +32,8 @@ _TIMED = 32  # samples whose fetch is timed, as one time for each
 _FEW, _MANY = 8, 8192  # samples of the fetches that a line is drawn through, as far as
 _TIMED_S = 0.5  # the larger one may be expected to take no longer,
 _TIMED_BYTES = 2**28  # and no more memory
-_PROBED = 4  # samples hashed per split: enough to tell one data set from another
-_ALIKE = 2  # samples of each of as many micro-batches whose shapes are compared
+_PROBED = 4  # micro-batches from all over the data whose shapes are compared,
+_ALIKE = 2  # and samples of each
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
@@ -71,9 +71,6 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     model = _model_without_memory(recipe)
     parameters = list(model.parameters())
     train, test = recipe.data("train"), recipe.data("test")
-    digest = hashlib.sha256()
-    for data in (train, test):
-        _hash_samples(digest, data)
     if len(train) == 0:
         raise UserError(
             Finding(
@@ -94,12 +91,13 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
     activations = trace_activations(recipe, model, train, compiled=compiled)
+    kept, cache_finding = examine_data(train)
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
         options=json.loads(recipe.options.model_dump_json()),
         num_samples=len(train),
         num_test_samples=len(test) if test is not None else 0,
-        data_fingerprint=digest.hexdigest()[:16],
+        data_fingerprint=fingerprint_data(train, test),
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in trainable),
         parameter_bytes=sum(p.nbytes for p in parameters),
@@ -119,6 +117,9 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,
         array_bytes=train.num_bytes if is_gathered(train) else None,
+        kept_sample=kept,
+        cache_finding=cache_finding.to_json() if cache_finding is not None else None,
+        kept_test_sample=examine_data(test)[0] if test is not None and len(test) else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,
         operators=activations.operators,
@@ -159,21 +160,6 @@ def find_varying_shapes(data: Any) -> str | None:
             if old != new:
                 return f"{list(old)} and {list(new)} for {size} samples"
     return None
-
-
-def _hash_samples(digest: Any, data: Any) -> None:
-    size = len(data) if data is not None else 0
-    digest.update(f"{size};".encode())
-    if size == 0:
-        return
-    ids = np.unique(np.linspace(0, size - 1, _PROBED).astype(np.int64))
-    seed_globals(0)
-    batch = choose_fetch(data)(ids, np.zeros(len(ids), np.int64))
-    for leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor):
-            digest.update(as_bytes(leaf).tobytes())
-        else:
-            digest.update(repr(leaf).encode())
 
 
 def fetch_seconds(data: Any) -> float:

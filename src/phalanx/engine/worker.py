@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.engine.assembly import Assembly
+from phalanx.engine.data_fingerprint import check_remembered
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
 from phalanx.engine.failure import describe_failure
@@ -20,7 +21,6 @@ from phalanx.engine.order import check_size
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
 from phalanx.engine.step import TrainStep
-from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import ExitCode
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
@@ -103,6 +103,8 @@ class Worker:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job, process = self.plan, self.job, self.process
         data = self.recipe.data("train")
+        if plan.is_from_memory and process.is_first:
+            check_remembered(plan, data, self.recipe.data("test"))
         check_size(len(data), plan.num_samples.value, process.rank)
         parts = Assembly(job, plan, process, recipe=self.recipe, data=data)
         if process.is_first:
@@ -110,6 +112,8 @@ class Worker:
                 self.events.write("finding", finding=finding.to_json())
             for kind, facts in say_dropped(parts.dropped):
                 self.events.write(kind, **facts)
+            if parts.fast_path.is_compared and not parts.dropped:
+                self.events.write("compared", rungs=parts.fast_path.rungs())
         # After settling: the discarded passes must not see (or touch) what is loaded here.
         saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
         saved = saving.load()
@@ -120,7 +124,7 @@ class Worker:
 
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
-        evaluator = self._make_evaluator(parts.strategy, saving.average)
+        evaluator = self._make_evaluator(parts, saving.average)
         wishes = make_wishes(job, plan, self.stop, is_first=process.is_first, start=counters.step)
         # All loader processes are forked here, before any step.
         with process.resting() if plan.workers.value > 0 else nullcontext():
@@ -147,16 +151,14 @@ class Worker:
                     self.events.write(kind, **facts)
         return self._outcome(loop)
 
-    def _make_evaluator(
-        self, strategy: Strategy, average: WeightAverage | None
-    ) -> Evaluator | None:
+    def _make_evaluator(self, parts: Assembly, average: WeightAverage | None) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
             return None
         return Evaluator(
             self.recipe,
-            self.recipe.data("test"),
+            parts.test_data(),
             plan=self.plan,
-            strategy=strategy,
+            strategy=parts.strategy,
             prefetch=self.job.loader.prefetch,
             seed=self.job.seed,
             weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,

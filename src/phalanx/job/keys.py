@@ -28,6 +28,7 @@ ALIASES = {
     "cpu": "devices.cpu",
     "workers": "loader.workers",
     "num_workers": "loader.workers",
+    "cache": "loader.cache",
 }
 """Short names an override may use; every other bare name is an option of the recipe."""
 

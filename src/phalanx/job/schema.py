@@ -90,6 +90,18 @@ Fast = Annotated[
 ]
 
 
+def parse_cache(value: Any) -> Any:
+    """Turn `true` and `false` into `ram` and `off`."""
+    return {True: "ram", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Cache = Annotated[
+    Literal["off", "ram"],
+    BeforeValidator(parse_cache),
+    WithJsonSchema({"enum": ["off", "ram", True, False]}),
+]
+
+
 class Devices(_Strict):
     """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
 
@@ -185,6 +197,9 @@ class Loader(_Strict):
     """Micro-batches each worker holds ready."""
     pin_memory: Literal["auto"] | bool = "auto"
     """Page-locked host memory for faster copies to a CUDA device; `auto` means CUDA only."""
+    cache: Cache = "off"
+    """`ram` keeps samples in memory once they are read and decoded, as many as fit into half of
+    what is free, one copy for all ranks and loader processes. The same bits."""
 
 
 class Ddp(_Strict):

@@ -65,7 +65,9 @@ class Launcher:
 
     def start(self, early: Mapping[str, str]) -> None:
         """Begin to import torch. `early` is what ranks will have in their environment besides the
-        command's, as far as it is known; the command's own settings win."""
+        command's, as far as it is known; the command's own settings win. Once begun, it goes on."""
+        if self._process is not None:
+            return
         environment = {**early, **os.environ}
         # One thread while it imports: nothing else runs when it forks. Ranks set their own number.
         environment.setdefault("OMP_NUM_THREADS", "1")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
 from phalanx.launch.calibrations import find_calibration
+from phalanx.launch.compared import recall_comparison
 from phalanx.launch.compile_cache import early_variables
 from phalanx.launch.launcher import Launcher, LauncherError
+from phalanx.launch.torch_memory import AskTorch, remembering_torch
 from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
@@ -66,6 +69,8 @@ class Prepared:
     """Whether the machine is another one than this: such a job is planned, never trained."""
     calibration: Calibration | None = None
     """What was measured of such a machine."""
+    prepare_anew: Callable[[], Prepared] | None = None
+    """The same with the recipe asked, where the plan was made from memory."""
 
 
 def prepare(
@@ -85,7 +90,7 @@ def prepare(
     job to the machine before its devices are judged; `launcher` will train it, and
     begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
-    recipe answered before."""
+    recipe and torch answered before."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
@@ -108,11 +113,10 @@ def prepare(
         job,
         machine,
         is_elsewhere=is_elsewhere,
-        # What trains or continues must know the data as it is now.
+        # What continues must know the data as it is now.
         ask_trace=ask_trace
-        or remembering(
-            trace_recipe, is_fresh=is_fresh or launcher is not None or continued is not None
-        ),
+        or remembering(trace_recipe, is_fresh=is_fresh or continued is not None),
+        ask_torch=None if is_fresh else remembering_torch(),
     )
     if adapt is not None:
         job = adapt(job, machine)
@@ -128,12 +132,21 @@ def prepare(
     findings += problems
     plan, choices = solve_plan(job, machine, trace, previous=previous, calibration=calibration)
     findings += choices
+    if not is_fresh:
+        plan = recall_comparison(plan, machine)
     if continued is not None:
         findings += resume_findings(continued.plan, plan, accept_changes=accept_changes)
         plan = continued.adopt(plan)
     _raise_if_errors(findings)
     run = continued.run if continued else None
-    return Prepared(job, machine, trace, plan, findings, run, is_elsewhere, calibration)
+    prepared = Prepared(job, machine, trace, plan, findings, run, is_elsewhere, calibration)
+    if launcher is None or all(finding.slug != "trace-remembered" for finding in findings):
+        return prepared
+    return replace(
+        prepared,
+        plan=replace(plan, is_from_memory=True),
+        prepare_anew=partial(prepare, source, overrides, adapt=adapt, launcher=launcher),
+    )
 
 
 def other_machine(text: str | None) -> Machine | None:
@@ -248,6 +261,7 @@ def _look(
     *,
     is_elsewhere: bool,
     ask_trace: AskTrace,
+    ask_torch: AskTorch | None,
 ) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
     with ThreadPoolExecutor(2) as pool:
@@ -255,7 +269,7 @@ def _look(
         compiled = compiled_precisions(job, has_cuda=has_cuda)
         tracing = pool.submit(ask_trace, job.recipe, job.options, compiled)
         if machine is None:
-            machine = pool.submit(probe_machine, Path(job.output)).result()
+            machine = pool.submit(probe_machine, Path(job.output), ask=ask_torch).result()
         trace, findings = tracing.result()
     if is_elsewhere:
         return machine, trace, findings

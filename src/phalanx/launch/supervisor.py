@@ -16,6 +16,7 @@ from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
+from phalanx.launch.compared import keep_comparison
 from phalanx.launch.compile_cache import compile_cache_variables
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.recovery import (
@@ -156,6 +157,8 @@ class Supervisor:
                 self._on_event(event)
                 if event.kind == "dropped":
                     self._drop(event, events)
+                if event.kind == "compared":
+                    keep_comparison(self._plan, self._run)
             if not is_running:
                 return ends
             asked = self._signals

@@ -1,11 +1,11 @@
 """Remembers what a recipe answered, so that planning it again takes no process with torch in it.
 
-Only plans are made from memory, and they say so; training always asks anew, since a run must know
-the data it starts on. Then only what compiled code takes is remembered, which takes seconds to find
-out: it is the same while the recipe's own operators are. An answer counts while nothing that can be
-seen has changed (the recipe's files, its options, the files and folders they name, what is
-installed) and for an hour at most, because not everything can be seen. Whatever goes wrong here,
-the recipe is asked.
+Plans from memory say so. Where one is trained, the ranks look at the data first, and the recipe is
+asked where that has changed; a run that goes on always asks. Then only what compiled code takes is
+remembered, which takes seconds to find out: it is the same while the recipe's own operators are. An
+answer counts while nothing that can be seen has changed (the recipe's files, its options, the files
+and folders they name, what is installed) and for an hour at most, because not everything can be
+seen. Whatever goes wrong here, the recipe is asked.
 """
 
 from __future__ import annotations
@@ -68,15 +68,22 @@ def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str |
             json.dumps(options, sort_keys=True),
             f"compiled: {compiled}",
             str(Path.cwd()),
-            platform.python_version(),
-            _torch_version(),
-            _stamp(_PACKAGE, ".py"),
-            # Changes when a package is added, taken away or exchanged: a model may come from one.
-            str(Path(sysconfig.get_path("purelib")).stat().st_mtime_ns),
+            *installed(),
         ]
     except (OSError, ValueError, TypeError):
         return None
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def installed() -> list[str]:
+    """What changes with Python, torch, Phalanx, or any package that is added, taken away or
+    exchanged: a model may come from one."""
+    return [
+        platform.python_version(),
+        _torch_version(),
+        _stamp(_PACKAGE, ".py"),
+        str(Path(sysconfig.get_path("purelib")).stat().st_mtime_ns),
+    ]
 
 
 def _read(key: str) -> Trace | None:
@@ -190,7 +197,7 @@ def _from_memory(age_s: float) -> Finding:
         slug="trace-remembered",
         what=f"the recipe was asked {ago}, not now",
         why="its files, its options, the files they name and what is installed are as they were; "
-        f"answers are remembered for {LIFE_S // 60} minutes, and `train` always asks anew",
+        f"answers are remembered for {LIFE_S // 60} minutes; ranks look at the data themselves",
         fix="phalanx plan --fresh",
         severity="note",
     )

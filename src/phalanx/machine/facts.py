@@ -158,6 +158,11 @@ class TorchFacts:
     devices: tuple[TorchDevice, ...] = ()
     probes: tuple[PrecisionProbe, ...] = ()
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TorchFacts:
+        """From plain JSON data: lists for tuples."""
+        return cast(TorchFacts, _decode(cls, data))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:

@@ -7,6 +7,7 @@ import platform
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.machine import gpus as gpu_facts
 from phalanx.machine import host
@@ -22,6 +23,13 @@ from phalanx.machine.facts import (
     TorchDevice,
     TorchFacts,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.machine.torch_child import TorchAnswer
+
+    AskTorch = Callable[[gpu_facts.GpuInventory], TorchAnswer]
 
 __all__ = [
     "Cpu",
@@ -39,12 +47,12 @@ __all__ = [
 
 
 def probe_machine(
-    output: Path | None = None, *, with_torch: bool = True, torch_timeout_s: float = 90.0
+    output: Path | None = None, *, with_torch: bool = True, ask: AskTorch | None = None
 ) -> Machine:
     """Ask this machine what there is; never raises for a broken driver or torch.
 
     `output` is where runs will be written. Without torch it takes a tenth of a second; with it,
-    one `import torch` in a child and a start of CUDA there.
+    one `import torch` in a child and a start of CUDA there, unless `ask` knows the answer.
     """
     limits = host.probe_cgroup()
     soft, hard = host.probe_open_files()
@@ -56,7 +64,7 @@ def probe_machine(
     if with_torch:
         from phalanx.machine.torch_child import ask_torch
 
-        answer = ask_torch(timeout_s=torch_timeout_s)
+        answer = ask_torch() if ask is None else ask(found)
         facts, error, worker_env = answer.facts, answer.error, answer.worker_env
         if facts is not None:
             gpus = gpu_facts.number_by_torch(gpus, facts)

@@ -47,6 +47,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "workers": ("loader.workers",),
     "pin_memory": ("loader.pin_memory",),
     "data_on": ("loader.workers", "micro_batch_size", "recipe", "options"),
+    "cache": ("loader.cache", "recipe", "options"),
     "evaluate_every": ("evaluate.every",),
     "evaluate_batch_size": ("evaluate.batch_size", "micro_batch_size"),
     "metric": ("evaluate.metric",),

@@ -102,9 +102,10 @@ class Footprint:
         gradient_copies: int = 1,
         shards: int = 1,
         is_one_pass: bool = False,
+        streams: int = 1,
     ) -> Parts:
         """What the device of one rank holds, which runs `samples` samples in a step; in one pass,
-        gradients come while activations go."""
+        gradients come while activations go. Workspaces belong to one of `streams` each."""
 
         def held(part: str, size: int) -> int:
             size = size // shards if part in self.spread else size
@@ -120,7 +121,7 @@ class Footprint:
             optimizer=held("optimizer", self.optimizer_bytes),
             average=held("average", self.average_bytes),
             gathered=self.gathered_bytes + waiting,
-            workspaces=self.workspace_bytes,
+            workspaces=streams * self.workspace_bytes,
             inputs=2 * samples * self.input_bytes,
             activations=activations,
         )

@@ -196,6 +196,8 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         shards=plan.shard_ranks.value,
         # DDP makes room for all gradients beforehand, and ZeRO at stage 3.
         is_one_pass=busiest == 1 and plan.strategy.value in ("single", "fsdp") and not is_exact,
+        # What is captured runs on a stream of its own (61 to 84 MiB more on an H200).
+        streams=2 if plan.cuda_graph.value == "on" else 1,
     )
 
 

@@ -101,6 +101,8 @@ class Plan:
     """Page-locked host memory."""
     data_on: Decision[str] = Decision("host", "the data is not arrays in memory (Tensors)")
     """`host` or `device`: where arrays in memory are kept, and gathered into micro-batches."""
+    cache: Decision[str] = Decision("off", "loader.cache = off")
+    """`off` or `ram`: whether samples are made once and kept in memory."""
 
     evaluate_every: Decision[int | None]
     """Steps between evaluations; None: only at the end."""
@@ -156,8 +158,14 @@ class Plan:
     """Memory of the smallest GPU; None without CUDA."""
     device_data_bytes: int = 0
     """Arrays that are kept on the device with `data_on: device`."""
+    cache_bytes: int = 0
+    """What samples kept in memory may take on each machine, with `cache: ram`."""
+    is_test_cached: bool = False
+    """Whether those of the test split are kept too."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
+    is_from_memory: bool = False
+    """Whether the recipe was not asked for it: the ranks look whether its data is as it was."""
     is_recorded: bool = False
     """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
     measured_micro_batches: list[int] | None = None
@@ -203,9 +211,12 @@ class Plan:
             "may_recompute",
             "device_bytes",
             "device_data_bytes",
+            "cache_bytes",
+            "is_test_cached",
             "shrunk",
             "alternatives",
             "speedup_range",
+            "is_from_memory",
             "is_recorded",
             "measured_micro_batches",
             "identity",

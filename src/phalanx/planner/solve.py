@@ -21,6 +21,7 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
+from phalanx.planner.caching import choose_cache
 from phalanx.planner.compiled import choose_by_gain, choose_compile, with_other
 from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
@@ -29,7 +30,7 @@ from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
-from phalanx.planner.memory import make_footprint, smallest_memory
+from phalanx.planner.memory import make_footprint, smallest_memory, with_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.probed import with_measured_activations
@@ -226,6 +227,8 @@ def _solve(
     plan, problems = _with_graph(job, trace, plan, previous, predict)
     findings += problems
     plan = choose_loading(job, machine, placement, trace, plan, predict)
+    plan, problems = choose_cache(job, machine, trace, plan)
+    findings += problems
     compared = choose_comparison(job, trace, plan, placement.cards)
     plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
@@ -244,7 +247,7 @@ def _with_graph(
     forecast = predict(plan)
     graph, findings = choose_cuda_graph(job, trace, plan, previous, forecast)
     search = choose_cudnn_search(job, trace, plan, previous, forecast)
-    return replace(plan, cuda_graph=graph, cudnn_search=search), findings
+    return with_memory(replace(plan, cuda_graph=graph, cudnn_search=search)), findings
 
 
 def _follow_micro_batch(

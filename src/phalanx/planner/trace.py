@@ -37,6 +37,15 @@ class FetchTime(NamedTuple):
         return self.fixed_s + self.per_sample_s * samples
 
 
+class KeptSample(NamedTuple):
+    """What `loader.cache` keeps of a sample."""
+
+    what: str
+    """`load`, what the data set's load(index) returns, or `sample`, all of it."""
+    num_bytes: int
+    """In memory, on average over a few."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Facts about a recipe with its options, all that planning needs of it."""
@@ -82,6 +91,12 @@ class Trace:
     """Of one sample, as it reaches the device."""
     array_bytes: int | None = None
     """Of a train split that is arrays in memory (`Tensors`)."""
+    kept_sample: KeptSample | None = None
+    """What may be kept of the train split's samples."""
+    cache_finding: dict[str, Any] | None = None
+    """Why none can be."""
+    kept_test_sample: KeptSample | None = None
+    """What may be kept of the test split's samples."""
     activation_bytes: dict[str, list[Line]] = field(default_factory=dict)
     """By `fp32`, `tf32` and `bf16`: lines over the samples of a micro-batch, the largest counts. Of
     a model with convolutions also by `bf16+channels_last` and `tf32+channels_last`."""
@@ -123,5 +138,13 @@ class Trace:
         }
         weights = [Weight(tuple(shape), *rest) for shape, *rest in record.get("weights", [])]
         line = record.get("fetch_line")
-        fetch = {"fetch_line": FetchTime(*line) if line is not None else None}
-        return cls(**{**record, **lines, **operators, **fetch, "weights": weights})
+        kept = {
+            name: KeptSample(*record[name]) if record.get(name) is not None else None
+            for name in ("kept_sample", "kept_test_sample")
+        }
+        tuples = {
+            "fetch_line": FetchTime(*line) if line is not None else None,
+            "weights": weights,
+            **kept,
+        }
+        return cls(**{**record, **lines, **operators, **tuples})

@@ -41,6 +41,9 @@ class Data(Protocol):
     The engine prefers `__getitems__(ids, keys)`, which returns a whole micro-batch; without it,
     `__getitem__(index, key)` or `__getitem__(index)` gives one sample and torch's default collate
     makes the batch. `ids` and `keys` are int64 numpy arrays (see `phalanx.recipe.keys`).
+
+    With `loader.cache: ram` what a `load(index)` of it returns is kept in memory: it reads and
+    decodes without randomness, and the methods above call it.
     """
 
     def __len__(self) -> int: ...

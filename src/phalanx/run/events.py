@@ -65,6 +65,7 @@ KINDS: dict[str, dict[str, str]] = {
         "rung": "what is off from here on: compile, channels_last or cuda_graph",
         "reason": "the slug of the Finding that says it, and why",
     },
+    "compared": {"rungs": "what gave the gradients of the recipe as it is written"},
     "stop": {"reason": "why the run is asked to stop early"},
     "revision": {
         "revision": "plan revision from here on; the next attempt reads it",

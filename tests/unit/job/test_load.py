@@ -92,6 +92,9 @@ def test_a_job_written_out_loads_again(write):
         ("optimizer={name: sgd}", "optimizer.name", "sgd"),
         ("activation_checkpointing=on", "activation_checkpointing", "on"),
         ("activation_checkpointing=false", "activation_checkpointing", "off"),
+        ("loader.cache=ram", "loader.cache", "ram"),
+        ("loader.cache=true", "loader.cache", "ram"),
+        ("loader.cache=off", "loader.cache", "off"),
     ],
 )
 def test_override_sets_the_key_it_names(text, key, value):

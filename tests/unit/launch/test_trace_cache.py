@@ -1,5 +1,5 @@
 """Plans may be made of what a recipe answered before, as long as nothing that can be seen changed;
-training asks."""
+ranks look whether the data is as it was."""
 
 import os
 import time
@@ -203,22 +203,30 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_only(recipe, tmp_path,
     assert asked.times == 2
 
 
-def test_training_asks_also_when_a_plan_need_not(tmp_path, monkeypatch):
+def test_training_from_memory_is_checked_by_the_ranks(tmp_path, monkeypatch):
     # Data in a place that nobody can see: only the recipe knows that they have changed.
     monkeypatch.chdir(tmp_path)
     asked = Asked()
     monkeypatch.setattr(preparing, "trace_recipe", asked)
 
-    def fingerprint(**settings):
+    def prepared(**settings):
         machine = fixture_machine("8xa100")
-        done = preparing.prepare("digits", machine=machine, is_elsewhere=True, **settings)
+        return preparing.prepare("digits", machine=machine, is_elsewhere=True, **settings)
+
+    def fingerprint(done):
         return done.trace.data_fingerprint
 
     launcher = Mock(spec=Launcher)
-    assert fingerprint(is_fresh=False) == fingerprint(is_fresh=False) == "look 1"
-    assert fingerprint(is_fresh=False, launcher=launcher) == "look 2"
-    assert fingerprint(is_fresh=False) == "look 2", "what training was answered is remembered too"
-    assert fingerprint(is_fresh=True) == "look 3"
+    first = prepared(is_fresh=False, launcher=launcher)
+    assert (fingerprint(first), first.plan.is_from_memory, first.prepare_anew) == (
+        "look 1",
+        False,
+        None,
+    )
+    again = prepared(is_fresh=False, launcher=launcher)
+    assert (fingerprint(again), again.plan.is_from_memory) == ("look 1", True)
+    assert fingerprint(prepared(is_fresh=True, launcher=launcher)) == "look 2"
+    assert fingerprint(prepared(is_fresh=False)) == "look 2", "that answer is remembered too"
 
 
 def test_a_recipe_that_takes_too_long_is_a_finding_and_not_remembered(recipe, monkeypatch):

@@ -25,15 +25,24 @@ STEPS = [step(8, 0.016), step(32, 0.032)]  # twice and once what is predicted of
     [
         (8, 2, AMONG_SPREAD),
         (32, 1, AMONG_SPREAD),
-        (16, 1.5, AMONG_SPREAD),  # half way on a logarithmic scale
-        (1, 2, BEYOND_SPREAD),
-        (128, 1, BEYOND_SPREAD),
+        (16, (0.016 + 0.016 / 3) / 0.016, AMONG_SPREAD),  # on the line: a third of the way
+        (4, (0.016 - 0.016 / 6) / 0.004, BEYOND_SPREAD),
+        (128, (0.032 + 4 * 0.016) / 0.128, BEYOND_SPREAD),
     ],
 )
 def test_the_factor_of_a_size(micro, factor, spread):
     found = correction(STEPS, micro, predict)
     assert (found.device, found.spread) == (pytest.approx(factor), spread)
     assert found.host == 1, "the host was never the slower one, nor quicker than predicted"
+
+
+def test_a_smaller_size_takes_no_less_than_if_all_of_it_grew_with_the_samples():
+    steep = [step(8, 0.008), step(32, 0.064)]  # their line is below 0 at 1
+    assert correction(steep, 1, predict).device == pytest.approx(1)
+
+
+def test_one_measured_size_gives_its_factor_to_all():
+    assert correction(STEPS[:1], 64, predict).device == pytest.approx(2)
 
 
 def test_a_quicker_host_is_noticed_where_it_was_not_the_slower_one():

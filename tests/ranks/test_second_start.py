@@ -1,0 +1,67 @@
+"""A job that is started again is planned from memory; ranks find out when that no longer holds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.launch.compared import keep_comparison, recall_comparison
+from phalanx.planner.plan import Decision, Plan
+from tests.ranks.command import latest, phalanx
+from tests.ranks.runs import RECIPE, machine, make_run
+
+JOB = """
+recipe: mine.py:Hidden
+steps: 2
+global_batch_size: 10
+precision: fp64
+logging: {every: 1, tensorboard: false}
+devices: {cpu: 1}
+"""
+# Its samples are counted in a file that nothing names: nobody can see that it has changed.
+HIDDEN = """
+class Hidden(Parity):
+    def data(self, split):
+        size = int(Path("{file}").read_text())
+        return Rows(size, 1, augment=False, cast=self.options.cast)
+"""
+
+
+def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
+    file, folder = tmp_path / "elsewhere" / "size", tmp_path / "here"
+    file.parent.mkdir()
+    folder.mkdir()
+    file.write_text("40")
+    text = Path(RECIPE.rpartition(":")[0]).read_text() + HIDDEN.format(file=file)
+    (folder / "mine.py").write_text(f"from pathlib import Path\n{text}")
+    (folder / "job.yaml").write_text(JOB)
+    for is_known in (False, True):
+        code, _, err = phalanx("train", "job.yaml", cwd=folder)
+        assert code == 0, err
+        assert ("trace-remembered" in err) is is_known
+    file.write_text("30")
+    code, out, err = phalanx("train", "job.yaml", cwd=folder)
+    assert code == 0, err
+    assert "the data has changed since the recipe was asked" in out + err
+    plans = [
+        json.loads(path.read_text()) for path in sorted(latest(folder).path.glob("plan-?.json"))
+    ]
+    assert [plan["num_samples"]["value"] for plan in plans] == [40, 30], "in one run directory"
+    assert [plan["is_from_memory"] for plan in plans] == [True, False]
+    code, _, err = phalanx("train", "job.yaml", cwd=folder)
+    assert code == 0, err
+    assert "trace-remembered" in err, "the new answer is remembered"
+
+
+def test_a_comparison_counts_for_the_same_choices_only(tmp_path):
+    run = make_run(tmp_path, ranks=1)
+    plan = Plan.from_json(json.loads(run.plan_file.read_text()))
+    plan = replace(plan, compared_with_eager=Decision(True, "compile"))
+    assert recall_comparison(plan, machine()) == plan
+    keep_comparison(plan, run)
+    known = recall_comparison(plan, machine()).compared_with_eager
+    assert not known.value
+    assert "no difference" in known.reason
+    other = replace(plan, micro_batch_size=Decision(2, "another"))
+    assert recall_comparison(other, machine()) == other
+    other = replace(plan, identity={**plan.identity, "data_fingerprint": "another"})
+    assert recall_comparison(other, machine()) == other
