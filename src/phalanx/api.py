@@ -13,6 +13,7 @@ from phalanx.job import Override
 from phalanx.launch.bench import Bench
 from phalanx.launch.bench import bench as _measure
 from phalanx.launch.estimate import STEPS, Estimate, estimate_job
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
@@ -88,14 +89,15 @@ def train(
 ) -> Result:
     """Train a job to its end. `train("digits", epochs=3)`; raises UserError if it cannot start or
     if a rank fails."""
-    prepared = prepare(
-        job,
-        _overrides(overrides, keys),
-        resume=str(resume) if resume is not None else None,
-        will_train=True,
-        is_fresh=False,
-    )
-    result = run_prepared(prepared)
+    with Launcher() as launcher:
+        prepared = prepare(
+            job,
+            _overrides(overrides, keys),
+            resume=str(resume) if resume is not None else None,
+            launcher=launcher,
+            is_fresh=False,
+        )
+        result = run_prepared(prepared, launcher)
     if result.status == "failed":
         raise UserError(result.findings, exit_code=result.exit_code)
     return result

@@ -26,7 +26,7 @@ LAYERS = {
     "__init__": 9,
 }
 
-TORCH_LAZY = ("launch/agent.py", "recipe/tensors.py")
+TORCH_LAZY = ("recipe/tensors.py",)
 TORCH_ALLOWED = ("engine/", "export/", "recipes/", "machine/torch_probe.py", *TORCH_LAZY)
 
 

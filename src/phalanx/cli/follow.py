@@ -8,6 +8,7 @@ from pathlib import Path
 from phalanx.cli import console
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.launch.supervisor import Supervisor
 
@@ -33,13 +34,14 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
 
 
-def run_prepared(prepared: Prepared) -> Result:
+def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
     """Open the run directory, run it to its end, and show it on the way. A plan from memory that
     turns out to be outdated is made anew, in the same run directory."""
     with open_run(prepared) as run, RunView(prepared.plan, short_path(run.logs)) as view:
         outcome = Supervisor(
             run,
             prepared.plan,
+            launcher=launcher,
             max_restarts=prepared.job.max_restarts,
             tensorboard=prepared.job.logging.tensorboard,
             on_event=view.take,
@@ -51,7 +53,7 @@ def run_prepared(prepared: Prepared) -> Result:
         console.say("the data has changed since the recipe was asked: asking it, planning anew")
         anew = prepared.prepare_anew()
         plan = replace(anew.plan, revision=prepared.plan.revision + 1)
-        return run_prepared(replace(anew, plan=plan, run=run))
+        return run_prepared(replace(anew, plan=plan, run=run), launcher)
     best = None
     if view.best is not None:
         name = prepared.plan.metric.value

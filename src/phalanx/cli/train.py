@@ -43,22 +43,24 @@ def train(
     from phalanx.cli import console
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
+    from phalanx.launch.launcher import Launcher
     from phalanx.launch.prepare import prepare
 
-    with console.working("looking at the machine and the recipe"):
-        prepared = prepare(
-            job,
-            overrides,
-            resume=resume,
-            accept_changes=accept_changes,
-            will_train=not dry_run,
-            is_fresh=False,
-        )
-    console.show_findings([*notes, *prepared.findings])
-    if dry_run:
-        show_plan(prepared)
-        return 0
-    result = run_prepared(prepared)
+    with Launcher() as launcher:
+        with console.working("looking at the machine and the recipe"):
+            prepared = prepare(
+                job,
+                overrides,
+                resume=resume,
+                accept_changes=accept_changes,
+                launcher=None if dry_run else launcher,
+                is_fresh=False,
+            )
+        console.show_findings([*notes, *prepared.findings])
+        if dry_run:
+            show_plan(prepared)
+            return 0
+        result = run_prepared(prepared, launcher)
     _show_end(result, prepared)
     return int(result.exit_code)
 

@@ -1,15 +1,12 @@
-"""The engine's processes: `python -m phalanx.engine RUN_DIR` is a rank,
+"""The engine's processes: `python -m phalanx.engine launch FD` starts ranks as forks of itself,
+`python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
 `python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
-
-from phalanx.run.directory import RunDirectory
 
 
 def main(argv: list[str]) -> int:
@@ -18,35 +15,14 @@ def main(argv: list[str]) -> int:
 
         run_trace(Path(argv[1]), Path(argv[2]))
         return 0
-    run, attempt = Path(argv[0]), int(os.environ.get("PHALANX_ATTEMPT", "0"))
-    _write_to_log(run, attempt)
-    _end_with_parent()
-    from phalanx.engine.worker import run_worker
+    if argv[0] == "launch":
+        from phalanx.engine.launch import serve
 
-    if run_worker(run, attempt=attempt):
+        serve(int(argv[1]))
         return 0
-    # Without leaving in order: peers may wait inside a reduction that this rank never joins, and
-    # see at once that it is gone. What it had to say is written.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    from phalanx.engine.rank import run_rank
 
-
-def _write_to_log(run: Path, attempt: int) -> None:
-    """Send all output of this process, native code's too, to the rank's log."""
-    log = RunDirectory(run).log_file(int(os.environ.get("RANK", "0")))
-    log.parent.mkdir(exist_ok=True)
-    with log.open("ab", buffering=0) as file:
-        file.write(f"--- attempt {attempt}, pid {os.getpid()}\n".encode())
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-
-
-def _end_with_parent() -> None:
-    """Ask Linux for SIGTERM when the supervisor dies: no rank outlives it, and it saves first."""
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+    return run_rank(Path(argv[0]), int(os.environ.get("PHALANX_ATTEMPT", "0")))
 
 
 if __name__ == "__main__":

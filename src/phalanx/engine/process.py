@@ -184,6 +184,7 @@ class StopRequest:
     def listening(self) -> Iterator[StopRequest]:
         """Handle the signals while inside."""
         before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)  # kept back so far by a fork
         try:
             yield self
         finally:

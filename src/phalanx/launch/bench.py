@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.calibrations import store_calibration
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare
 from phalanx.launch.run_folder import RunFailedError, run_folder
 from phalanx.launch.supervisor import Outcome, Supervisor
@@ -94,7 +95,18 @@ def bench(
     wrong or the ranks fail; memory that runs out at a large micro-batch is a result."""
     _check_request(source, micro_batches)
     say("looking at the machine and the recipe")
-    prepared = prepare(source if source is not None else _ANY_JOB, overrides, will_train=True)
+    with Launcher() as launcher:
+        return _bench(source, overrides, micro_batches, say, launcher)
+
+
+def _bench(
+    source: Source | None,
+    overrides: Sequence[Override | str],
+    micro_batches: Sequence[int],
+    say: Callable[[str], None],
+    launcher: Launcher,
+) -> Bench:
+    prepared = prepare(source if source is not None else _ANY_JOB, overrides, launcher=launcher)
     asked: list[int] = []
     if source is not None:
         asked = sorted(set(micro_batches)) or choose_micro_batches(prepared.plan)
@@ -105,7 +117,12 @@ def bench(
         plan = replace(prepared.plan, measured_micro_batches=asked)
         with open_run(replace(prepared, job=job, plan=plan, findings=[])) as run:
             outcome = Supervisor(
-                run, plan, max_restarts=0, tensorboard=False, on_event=heard.take
+                run,
+                plan,
+                launcher=launcher,
+                max_restarts=0,
+                tensorboard=False,
+                on_event=heard.take,
             ).run()
         heard.judge(outcome, asked)
     assert heard.calibration is not None  # written before anything else was measured

@@ -18,6 +18,9 @@ from phalanx.machine import Machine
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory
 
+# On by default since torch 2.6; a user's own setting wins, as everywhere.
+_ALWAYS = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+
 
 def compile_cache_variables(run: RunDirectory) -> dict[str, str]:
     """Environment variables for the ranks of a run."""
@@ -27,10 +30,16 @@ def compile_cache_variables(run: RunDirectory) -> dict[str, str]:
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
-        # On by default since torch 2.6; a user's own setting wins, as everywhere.
-        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        **_ALWAYS,
     }
+
+
+def early_variables() -> dict[str, str]:
+    """What the launcher gets before the machine is known: it imports what reads them. The folder is
+    made by that import and not used: ranks are told theirs."""
+    folder = cache_folder("compiled") / "early"
+    named = {"TORCHINDUCTOR_CACHE_DIR": str(folder)} if _make_private(folder) else {}
+    return {**named, **_ALWAYS}
 
 
 def _machine_key(run: RunDirectory) -> str:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,10 @@ import yaml
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
-from phalanx.launch.agent import import_torch
 from phalanx.launch.calibrations import find_calibration
 from phalanx.launch.compared import recall_comparison
+from phalanx.launch.compile_cache import early_variables
+from phalanx.launch.launcher import Launcher, LauncherError
 from phalanx.launch.torch_memory import AskTorch, remembering_torch
 from phalanx.launch.trace import AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
@@ -81,13 +82,13 @@ def prepare(
     machine: Machine | None = None,
     is_elsewhere: bool = False,
     adapt: Callable[[Job, Machine], Job] | None = None,
-    will_train: bool = False,
+    launcher: Launcher | None = None,
     ask_trace: AskTrace | None = None,
     is_fresh: bool = True,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
-    job to the machine before its devices are judged; with `will_train` what starts the ranks is
-    imported meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
+    job to the machine before its devices are judged; `launcher` will train it, and
+    begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
     recipe and torch answered before."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
@@ -104,11 +105,14 @@ def prepare(
         problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
     _raise_if_errors(problems)
     job = loaded.job.model_copy(update=_absolute(loaded.job))
+    if launcher is not None:
+        with suppress(LauncherError):  # said when ranks are asked for
+            known = continued.plan.worker_env if continued is not None else {}
+            launcher.start({**early_variables(), **known})
     machine, trace, found = _look(
         job,
         machine,
         is_elsewhere=is_elsewhere,
-        will_train=will_train,
         # What continues must know the data as it is now.
         ask_trace=ask_trace
         or remembering(trace_recipe, is_fresh=is_fresh or continued is not None),
@@ -136,12 +140,12 @@ def prepare(
     _raise_if_errors(findings)
     run = continued.run if continued else None
     prepared = Prepared(job, machine, trace, plan, findings, run, is_elsewhere, calibration)
-    if not will_train or all(finding.slug != "trace-remembered" for finding in findings):
+    if launcher is None or all(finding.slug != "trace-remembered" for finding in findings):
         return prepared
     return replace(
         prepared,
         plan=replace(plan, is_from_memory=True),
-        prepare_anew=partial(prepare, source, overrides, adapt=adapt, will_train=True),
+        prepare_anew=partial(prepare, source, overrides, adapt=adapt, launcher=launcher),
     )
 
 
@@ -256,14 +260,11 @@ def _look(
     machine: Machine | None,
     *,
     is_elsewhere: bool,
-    will_train: bool,
     ask_trace: AskTrace,
     ask_torch: AskTorch | None,
 ) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
-    with ThreadPoolExecutor(3) as pool:
-        if will_train:
-            pool.submit(import_torch)
+    with ThreadPoolExecutor(2) as pool:
         has_cuda = may_have_cuda() if machine is None else machine.accelerator == "cuda"
         compiled = compiled_precisions(job, has_cuda=has_cuda)
         tracing = pool.submit(ask_trace, job.recipe, job.options, compiled)

@@ -18,6 +18,7 @@ from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup
 from phalanx.launch.compared import keep_comparison
 from phalanx.launch.compile_cache import compile_cache_variables
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -54,6 +55,7 @@ class Supervisor:
         run: RunDirectory,
         plan: Plan,
         *,
+        launcher: Launcher,
         max_restarts: int,
         tensorboard: bool,
         on_event: Callable[[Event], None],
@@ -61,6 +63,7 @@ class Supervisor:
     ) -> None:
         self._run = run
         self._plan = plan
+        self._launcher = launcher
         self._max_restarts = max_restarts
         self._tensorboard = tensorboard
         self._on_event = on_event
@@ -90,7 +93,11 @@ class Supervisor:
             events.attempt = attempt
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
             self._group = RankGroup(
-                self._run.path, ranks=ranks, attempt=attempt, env=self._environment()
+                self._launcher,
+                self._run.path,
+                ranks=ranks,
+                attempt=attempt,
+                env=self._environment(),
             )
             self._group.start()
             if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
@@ -267,8 +274,8 @@ def _from_event(end: Event) -> Outcome:
 def _launch_failed(error: BaseException) -> Outcome:
     finding = Finding(
         slug="launch-failed",
-        what=f"the ranks could not be started: {type(error).__name__}: {error}",
-        why="torch's elastic agent raised it",
+        what=f"the ranks were not started, or lost: {error}",
+        why="said by the process that imports torch, starts the ranks and watches them",
         fix="phalanx check",
     )
     return Outcome("failed", ExitCode.LAUNCH, None, finding.what, [finding])

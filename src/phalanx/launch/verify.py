@@ -15,6 +15,7 @@ from phalanx.diagnose.recording import Recording, read_recording
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare, resolve_source
 from phalanx.launch.run_folder import RunFailedError, run_folder
 from phalanx.launch.supervisor import Outcome, Supervisor
@@ -74,14 +75,14 @@ def verify_job(
     """Train the first steps of a job on one rank and on many, and compare. Raises UserError when
     the job is wrong or one of the runs fails; its logs are left where the Finding says."""
     _check_request(ranks, steps, keep)
-    with run_folder("verify", keep) as folder:
+    with run_folder("verify", keep) as folder, Launcher() as launcher:
         say("looking at the machine and the recipe")
-        prepared, notes = _prepare(source, overrides, ranks=ranks, steps=steps)
+        prepared, notes = _prepare(source, overrides, ranks=ranks, steps=steps, launcher=launcher)
         steps = min(steps, prepared.plan.total_steps.value)
         one, many, found = comparable_sides(
             prepared.job, prepared.machine, prepared.trace, prepared.plan, steps=steps
         )
-        runs = _Runs(prepared, folder, steps, say)
+        runs = _Runs(prepared, launcher, folder, steps, say)
         first, second = runs.record(one, many)
         compared = compare(first, second, tolerance)
         difference = explain(compared, first, second)
@@ -130,6 +131,7 @@ def _prepare(
     *,
     ranks: int,
     steps: int,
+    launcher: Launcher,
 ) -> tuple[Prepared, list[Finding]]:
     notes: list[Finding] = []
     if source is not None:
@@ -148,7 +150,7 @@ def _prepare(
         notes.extend([note] if note else [])
         return job.model_copy(update={"devices": devices})
 
-    prepared = prepare(source, overrides, adapt=place, will_train=True)
+    prepared = prepare(source, overrides, adapt=place, launcher=launcher)
     return prepared, [*notes, *prepared.findings]
 
 
@@ -185,9 +187,15 @@ class _Runs:
     """The two runs, one after the other, until both had the same micro-batches."""
 
     def __init__(
-        self, prepared: Prepared, folder: Path, steps: int, say: Callable[[str], None]
+        self,
+        prepared: Prepared,
+        launcher: Launcher,
+        folder: Path,
+        steps: int,
+        say: Callable[[str], None],
     ) -> None:
         self._prepared = prepared
+        self._launcher = launcher
         self._folder = folder
         self._steps = steps
         self._say = say
@@ -226,6 +234,7 @@ class _Runs:
             outcome = Supervisor(
                 run,
                 side.plan,
+                launcher=self._launcher,
                 max_restarts=side.job.max_restarts,
                 tensorboard=False,
                 on_event=self._take,

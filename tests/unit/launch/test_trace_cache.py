@@ -5,12 +5,14 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from phalanx.launch import prepare as preparing
 from phalanx.launch import trace as tracing
 from phalanx.launch import trace_cache
+from phalanx.launch.launcher import Launcher
 from phalanx.launch.trace_cache import remembering
 from phalanx.planner.footprint import Line
 from phalanx.planner.operators import Operator
@@ -206,7 +208,6 @@ def test_training_from_memory_is_checked_by_the_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = Asked()
     monkeypatch.setattr(preparing, "trace_recipe", asked)
-    monkeypatch.setattr(preparing, "import_torch", lambda: None)
 
     def prepared(**settings):
         machine = fixture_machine("8xa100")
@@ -215,15 +216,16 @@ def test_training_from_memory_is_checked_by_the_ranks(tmp_path, monkeypatch):
     def fingerprint(done):
         return done.trace.data_fingerprint
 
-    first = prepared(is_fresh=False, will_train=True)
+    launcher = Mock(spec=Launcher)
+    first = prepared(is_fresh=False, launcher=launcher)
     assert (fingerprint(first), first.plan.is_from_memory, first.prepare_anew) == (
         "look 1",
         False,
         None,
     )
-    again = prepared(is_fresh=False, will_train=True)
+    again = prepared(is_fresh=False, launcher=launcher)
     assert (fingerprint(again), again.plan.is_from_memory) == ("look 1", True)
-    assert fingerprint(prepared(is_fresh=True, will_train=True)) == "look 2"
+    assert fingerprint(prepared(is_fresh=True, launcher=launcher)) == "look 2"
     assert fingerprint(prepared(is_fresh=False)) == "look 2", "that answer is remembered too"
 
 

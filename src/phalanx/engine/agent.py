@@ -1,0 +1,270 @@
+"""torch's elastic agent, with ranks forked from this process: one agent per attempt, and no
+restarts of its own.
+
+Of torch's own agent for local ranks only the base is used. It can fork, but then it reports one
+failure of several, waits forever for a rank that left with exit code 0 before its function
+returned, and hands results over in pickles (torch 2.13, MultiprocessContext)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from phalanx.engine.forked import ForkedRank
+from phalanx.run.channel import Channel
+
+_POLL_S = 0.05
+_SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """The ranks that are wanted."""
+
+    run: Path
+    ranks: int
+    attempt: int
+    environment: dict[str, str]
+
+
+class RankAgent(SimpleElasticAgent):
+    """Starts the ranks of one attempt, passes signals on to them, and says how they ended."""
+
+    def __init__(self, request: RankRequest, channel: Channel) -> None:
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        spec = WorkerSpec(
+            role="phalanx",
+            local_world_size=request.ranks,
+            entrypoint=sys.executable,
+            rdzv_handler=LoopbackRendezvous(request.run.name),
+            max_restarts=0,
+            monitor_interval=0.001,  # it waits for the channel instead
+        )
+        super().__init__(spec, exit_barrier_timeout=10)
+        self._request = request
+        self._channel = channel
+        self._children: dict[int, ForkedRank | subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}
+        self._is_left_alone = False
+
+    def watch(self) -> list[tuple[int, int]]:
+        """Run the ranks to their end: rank and exit code of each that failed."""
+        with self._noticing_sigterm():
+            result = self.run()
+        return [(rank, failure.exitcode) for rank, failure in result.failures.items()]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        for worker in worker_group.workers:
+            # A user's own setting wins over torch's for NCCL, and the agent's over all others.
+            environment = {
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+                **self._request.environment,
+                **_variables(worker, worker_group),
+            }
+            self._children[worker.global_rank] = self._start(environment)
+        if self._is_left_alone:  # while they were started
+            self._signal(signal.SIGTERM)
+        self._channel.send({"started": [child.pid for child in self._children.values()]})
+        return {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+
+    def _start(self, environment: dict[str, str]) -> ForkedRank | subprocess.Popen[bytes]:
+        if can_fork():
+            return ForkedRank(self._request.run, self._request.attempt, environment)
+        command = [sys.executable, "-u", "-m", "phalanx.engine", str(self._request.run)]
+        return subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._listen(_POLL_S)
+        self._reap()
+        if any(self._codes.values()):
+            self._end()
+            return RunResult(WorkerState.FAILED, failures=self._failures(worker_group))
+        if len(self._codes) == len(self._children):
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._codes))
+        return RunResult(WorkerState.HEALTHY)
+
+    def _stop_workers(self, *_: Any, **__: Any) -> None:
+        self._end()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        self._end()
+
+    def _failures(self, worker_group: WorkerGroup) -> dict[int, ProcessFailure]:
+        return {
+            worker.global_rank: ProcessFailure(
+                local_rank=worker.local_rank,
+                pid=self._children[worker.global_rank].pid,
+                exitcode=self._codes[worker.global_rank],
+                error_file="",
+            )
+            for worker in worker_group.workers
+            if self._codes.get(worker.global_rank)
+        }
+
+    def _running(self) -> list[ForkedRank | subprocess.Popen[bytes]]:
+        return [child for rank, child in self._children.items() if rank not in self._codes]
+
+    def _reap(self) -> None:
+        for rank, child in self._children.items():
+            if rank not in self._codes and (code := child.poll()) is not None:
+                self._codes[rank] = code
+
+    def _listen(self, timeout_s: float) -> None:
+        """Pass on what the command sends. A command that is gone wants its ranks to save and end;
+        they can, while their store is here."""
+        try:
+            if self._is_left_alone:
+                raise EOFError
+            record = self._channel.receive(timeout_s)
+        except EOFError:
+            if self._is_left_alone:
+                time.sleep(timeout_s)
+            else:
+                self._leave_alone()
+            return
+        if record is not None and "signal" in record:
+            self._signal(signal.Signals(record["signal"]))
+
+    def _leave_alone(self) -> None:
+        self._is_left_alone = True
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Only to those not yet waited for: their numbers are nobody else's."""
+        for child in self._running():
+            with suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    with suppress(ProcessLookupError):  # it has not got its own session yet
+                        os.killpg(child.pid, number)
+                os.kill(child.pid, number)
+
+    def _end(self) -> None:
+        """End what still runs; a second Ctrl-C is heard meanwhile."""
+        self._reap()
+        if not self._running():
+            return
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + _SHUTDOWN_S
+        while self._running():
+            self._listen(_POLL_S)
+            if time.monotonic() > deadline:
+                self._signal(signal.SIGKILL)
+            self._reap()
+
+    @contextmanager
+    def _noticing_sigterm(self) -> Iterator[None]:
+        """SIGTERM is what Linux sends when the command has died."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._leave_alone()
+
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def can_fork() -> bool:
+    """Whether ranks may be forks of this process. Elsewhere they are new processes: on macOS
+    Accelerate and Metal do not survive a fork, and CUDA nowhere, if an import has begun it."""
+    return sys.platform == "linux" and not any(map(_is_gpu, Path("/proc/self/fd").iterdir()))
+
+
+def _is_gpu(descriptor: Path) -> bool:
+    try:
+        return str(descriptor.readlink()).startswith(("/dev/nvidia", "/dev/dxg", "/dev/kfd"))
+    except OSError:  # the one that lists the others
+        return False
+
+
+def _variables(worker: Worker, group: WorkerGroup) -> dict[str, str]:
+    """What torch.distributed and recipes expect of whoever started them."""
+    return {
+        "RANK": str(worker.global_rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": group.spec.role,
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+class LoopbackRendezvous(RendezvousHandler):
+    """A rendezvous of one node whose store listens on loopback alone, fresh for every attempt.
+
+    torch's own c10d store listens on every interface and is reused after a restart with stale
+    addresses in it (torch 2.13)."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def get_backend(self) -> str:
+        return "phalanx-loopback"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True

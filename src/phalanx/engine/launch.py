@@ -1,0 +1,59 @@
+"""The launcher: imports torch once, then starts ranks on request, all of them forked from it.
+
+`python -m phalanx.engine launch FD`; the socket FD leads to the command (run/channel.py):
+
+    {"run", "ranks", "attempt", "environment"} -> {"started"}, then {"failures"} or {"error"}
+    {"signal"}                                 -> sent to the ranks
+
+Imports only: no operator of torch runs here and CUDA is not touched, so that a fork is a rank as
+good as new. It ends with the command, and ends its ranks first.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from phalanx.engine.rank import end_with_parent
+from phalanx.run.channel import Channel
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests until the command is gone."""
+    end_with_parent()
+    channel = Channel(socket.socket(fileno=descriptor))
+    gc.disable()  # imports make no garbage worth looking for: a tenth of their time
+    import_for_ranks()
+    gc.freeze()  # what was imported is never looked at again, so its pages stay shared
+    gc.enable()
+    from phalanx.engine.agent import RankAgent, RankRequest
+
+    while True:
+        try:
+            record = channel.receive(None)
+            if record is None or "run" not in record:
+                continue  # a signal for ranks that are gone
+            request = RankRequest(
+                Path(record["run"]), record["ranks"], record["attempt"], record["environment"]
+            )
+            channel.send(_answer(lambda request=request: RankAgent(request, channel).watch()))
+        except EOFError:
+            return
+
+
+def import_for_ranks() -> None:
+    """Import what every rank needs. The first optimizer imports torch._dynamo, which takes a second
+    and makes the folder for compiled code: not before one is named that is the user's own."""
+
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        import torch._dynamo  # noqa: F401
+
+
+def _answer(watch: Any) -> dict[str, Any]:
+    try:
+        return {"failures": watch()}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}

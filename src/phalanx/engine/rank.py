@@ -1,0 +1,43 @@
+"""A process that is a rank: where its output goes, whom it ends with, what its exit code is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from phalanx.run.directory import RunDirectory
+
+
+def run_rank(run: Path, attempt: int) -> int:
+    """Be the rank that the environment names; returns the exit code."""
+    _write_to_log(run, attempt)
+    end_with_parent()
+    from phalanx.engine.worker import run_worker
+
+    if run_worker(run, attempt=attempt):
+        return 0
+    # Without leaving in order: peers may wait inside a reduction that this rank never joins, and
+    # see at once that it is gone. What it had to say is written.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Ask Linux for SIGTERM when the parent dies: no rank outlives it, and it saves first."""
+    if sys.platform == "linux":
+        parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+
+
+def _write_to_log(run: Path, attempt: int) -> None:
+    """Send all output of this process, native code's too, to the rank's log."""
+    log = RunDirectory(run).log_file(int(os.environ.get("RANK", "0")))
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab", buffering=0) as file:
+        file.write(f"--- attempt {attempt}, pid {os.getpid()}\n".encode())
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
