@@ -58,9 +58,10 @@ def test_a_comparison_counts_for_the_same_choices_only(tmp_path):
     plan = replace(plan, compared_with_eager=Decision(True, "compile"))
     assert recall_comparison(plan, machine()) == plan
     keep_comparison(plan, run)
-    known = recall_comparison(plan, machine()).compared_with_eager
-    assert not known.value
-    assert "no difference" in known.reason
+    known = recall_comparison(plan, machine())
+    assert not known.compared_with_eager.value
+    assert "no difference" in known.compared_with_eager.reason
+    assert known.is_code_kept
     other = replace(plan, micro_batch_size=Decision(2, "another"))
     assert recall_comparison(other, machine()) == other
     other = replace(plan, identity={**plan.identity, "data_fingerprint": "another"})

@@ -174,7 +174,10 @@ class Assembly:
             return None
         from phalanx.engine.speed import Compiler  # its imports take seconds
 
-        return Compiler(is_deterministic=self.plan.determinism.value == "resume")
+        return Compiler(
+            is_deterministic=self.plan.determinism.value == "resume",
+            is_code_kept=self.plan.is_code_kept,
+        )
 
     def _synchronise_norms(self) -> None:
         if self._statistics is not None:

@@ -49,8 +49,11 @@ _SHAPES = 2  # of one kind of block; with more, code for any shape would be made
 class Compiler:
     """Compiles the parts of one model, in the order of its methods."""
 
-    def __init__(self, *, is_deterministic: bool, backend: str = "inductor") -> None:
-        _configure(is_deterministic=is_deterministic)
+    def __init__(
+        self, *, is_deterministic: bool, is_code_kept: bool = False, backend: str = "inductor"
+    ) -> None:
+        """`is_code_kept`: all code is expected in the cache."""
+        _configure(is_deterministic=is_deterministic, is_code_kept=is_code_kept)
         # Code for any size, which torch makes at the second one (`dynamic=None`), is taken from
         # then on for the first one too: bits would depend on what a process has seen before, and
         # a resumed run would differ. So each size has its own code, as many as the limit allows.
@@ -231,9 +234,14 @@ def _shapes(blocks: Iterable[Block]) -> dict[type, set[Any]]:
     return shapes
 
 
-def _configure(*, is_deterministic: bool) -> None:
-    import torch._dynamo
+def _configure(*, is_deterministic: bool, is_code_kept: bool) -> None:
     import torch._inductor.config as inductor
+
+    if is_code_kept:
+        # No processes that compile: they would import torch for seconds, be waited for by
+        # `_end_helpers`, and have nothing to do. Code that is gone is compiled here.
+        inductor.compile_threads = 1
+    import torch._dynamo
 
     # What an earlier model of this process was compiled for: a size that is new to this one would
     # count as a second size, and get code for any size.

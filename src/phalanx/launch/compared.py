@@ -1,5 +1,6 @@
 """Remembers that the fast path was compared with the recipe as it is written: the same recipe, data
-and choices on the same torch and GPU need it once, not at every start."""
+and choices on the same torch and GPU need it once, not at every start. What was compared was also
+compiled, and that is kept (compile_cache.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def recall_comparison(plan: Plan, machine: Machine) -> Plan:
     except (OSError, ValueError, KeyError, TypeError):
         return plan
     reason = f"compared on {made} with the same recipe, data, choices, torch and GPU: no difference"
-    return replace(plan, compared_with_eager=Decision(False, reason))
+    return replace(plan, compared_with_eager=Decision(False, reason), is_code_kept=True)
 
 
 def keep_comparison(plan: Plan, run: RunDirectory) -> None:

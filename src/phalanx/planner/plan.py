@@ -164,6 +164,8 @@ class Plan:
     """Whether those of the test split are kept too."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """Sizes cut because a rank ran out of memory, each with the value from before the first cut."""
+    is_code_kept: bool = False
+    """Whether this machine has compiled code for the same job before."""
     is_from_memory: bool = False
     """Whether the recipe was not asked for it: the ranks look whether its data is as it was."""
     is_recorded: bool = False
@@ -216,6 +218,7 @@ class Plan:
             "shrunk",
             "alternatives",
             "speedup_range",
+            "is_code_kept",
             "is_from_memory",
             "is_recorded",
             "measured_micro_batches",
