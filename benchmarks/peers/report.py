@@ -2,8 +2,8 @@
 
     python benchmarks/peers/report.py peers.jsonl [more.jsonl ...] [--write] [--chart]
 
-A later line of a contestant replaces an earlier one. `--write` puts the tables into
-benchmarks/results/, `--chart` writes docs/guide/speed.svg.
+A later line of a contestant replaces an earlier one; notes that lie beside a file are added.
+`--write` puts the tables into benchmarks/results/, `--chart` writes docs/guide/speed.svg.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def make_report(found):
         + f"; phalanx at {about['commit']}",
         *(f"- command: {command}" for command in commands),
         "",
-        "bf16 autocast, AdamW, clipping and a schedule for all. Medians of windows after settling;",
+        "bf16 autocast, AdamW, clipping and a schedule for all. Samples over time after settling;",
         "Phalanx's from the step events of the command named in each record, stopped by Ctrl-C.",
         "",
     ]
@@ -207,7 +207,7 @@ def main():
     parser.add_argument("--chart", action="store_true", help="write docs/guide/speed.svg")
     arguments = parser.parse_args()
     found = read_records(arguments.measured)
-    lines = make_report(found)
+    lines = [*make_report(found), *notes(arguments.measured)]
     print("\n".join(lines))
     about = next(record["about"] for works in found.values() for record in works.values())
     if arguments.write:
@@ -216,6 +216,13 @@ def main():
         path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     if arguments.chart:
         CHART.write_text(draw_chart(panels(found), source=source_of(about)), encoding="utf-8")
+
+
+def notes(paths):
+    """What a person has to say about these measurements lies beside them."""
+    for path in paths:
+        if (beside := path.with_suffix(".md")).is_file():
+            yield from beside.read_text(encoding="utf-8").splitlines()
 
 
 def source_of(about):
