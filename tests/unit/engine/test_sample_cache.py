@@ -46,7 +46,7 @@ def round_trip(sample):
         np.float32(1.5),
         np.datetime64("2020-01-01"),
     ],
-    ids=str,
+    ids=lambda array: f"{type(array).__name__} {array.dtype} {list(array.shape)}",
 )
 def test_arrays_come_back_with_their_layout(array):
     back = round_trip({"inner": [array]})["inner"][0]
