@@ -63,6 +63,7 @@ def test_code_that_differs_is_dropped_for_good(tmp_path):
     argv = ["train", recipe, "--cpu", "1", "--stop-after", "2", "steps", *keys]
     code, _, err = phalanx(*argv, cwd=tmp_path, timeout_s=300)
     assert code == 75, err
+    assert err.index("compiling: compile = on") < err.index("comparing compile with the recipe")
     assert "fast-path-differs" in err
     run = latest(tmp_path)
     plans = [json.loads((run.path / f"plan-{n}.json").read_text()) for n in range(2)]

@@ -118,6 +118,7 @@ def test_one_rank_of_four_runs_out_of_memory(tmp_path, undisturbed, hunger, stra
     assert_same_run(run, undisturbed)
 
 
+@pytest.mark.full
 def test_deepspeed_runs_out_of_memory(tmp_path, undisturbed):
     # ZeRO computes in fp32; nothing here is random, so fp64 differs by rounding alone.
     narrow = ("precision=fp32", "options.cast=true")

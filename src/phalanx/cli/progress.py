@@ -54,6 +54,13 @@ class RunView:
     def _show_attempt(self, event: Event) -> None:
         self._starts.clear()
 
+    def _show_preparing(self, event: Event) -> None:
+        if self._bar is not None:  # as much as a line has room for
+            short = event.data["what"].partition(":")[0]
+            self._bar.update(self._task, description=short)
+        else:
+            self._say(event.data["what"])
+
     def _show_start(self, event: Event) -> None:
         self._starts[event.data["rank"]] = event.data
         world = event.data["world"]

@@ -5,6 +5,7 @@ A run and `bench` take them from here, so that what is measured is what trains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,16 @@ class Assembly:
     """Model, strategy, optimizer and step of one rank, settled and ready for the first step."""
 
     def __init__(
-        self, job: Job, plan: Plan, process: Process, *, recipe: Recipe, data: Data
+        self,
+        job: Job,
+        plan: Plan,
+        process: Process,
+        *,
+        recipe: Recipe,
+        data: Data,
+        say: Callable[[str], None] = lambda what: None,
     ) -> None:
-        """`data` is the train split."""
+        """`data` is the train split; `say` hears of what takes a while."""
         self.job = job
         self.plan = plan
         self.process = process
@@ -91,7 +99,7 @@ class Assembly:
         self.findings: list[Finding] = []
         """What settling found."""
         with during("settle"):
-            self._settle()
+            self._settle(say)
         if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
             self.train_step = GraphedStep(strategy=self.strategy, schedule=schedule, seed=job.seed)
 
@@ -190,12 +198,12 @@ class Assembly:
         fetched: MicroBatch = move(self.fetcher[request], self.process.device)
         return fetched
 
-    def _settle(self) -> None:
+    def _settle(self, say: Callable[[str], None]) -> None:
         def run_backward(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
             sums = self._plain_step.discard(micro_batch)
             self.terms = list(sums)
             return sums
 
         self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
-        self.dropped = self.fast_path.settle(self.probe, run_backward)
+        self.dropped = self.fast_path.settle(self.probe, run_backward, say)
         self.findings += self.strategy.settle(self.probe, run_backward)

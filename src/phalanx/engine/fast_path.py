@@ -121,14 +121,23 @@ class FastPath:
         self.is_compared = False
         """Whether settling held it against the recipe as it is written."""
 
-    def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Dropped]:
-        """Compile, compare, and drop what does not hold, the same on every rank."""
+    def settle(
+        self,
+        micro_batch: MicroBatch,
+        run_backward: RunBackward,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> list[Dropped]:
+        """Compile, compare, and drop what does not hold, the same on every rank; `say` hears of
+        what takes a while."""
         dropped = []
         if self._compiler is not None:
+            is_kept = self._plan.is_code_kept
+            say("loading compiled code" if is_kept else f"compiling: {self._plan.compile.reason}")
             findings = self._compiler.try_out(self._strategy, micro_batch, run_backward)
             dropped = [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
         if self._plan.compared_with_eager.value and self.rungs():
             self.is_compared = True
+            say(f"comparing {', '.join(self.rungs())} with the recipe as it is written")
             with untouched(self._model):
                 dropped += self._compare(micro_batch, run_backward)
             clear_device(self._strategy.process.device)  # what was thrown away is no peak of a run

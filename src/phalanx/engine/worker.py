@@ -106,7 +106,7 @@ class Worker:
         if plan.is_from_memory and process.is_first:
             check_remembered(plan, data, self.recipe.data("test"))
         check_size(len(data), plan.num_samples.value, process.rank)
-        parts = Assembly(job, plan, process, recipe=self.recipe, data=data)
+        parts = Assembly(job, plan, process, recipe=self.recipe, data=data, say=self._say_preparing)
         if process.is_first:
             for finding in parts.findings:
                 self.events.write("finding", finding=finding.to_json())
@@ -163,6 +163,10 @@ class Worker:
             seed=self.job.seed,
             weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,
         )
+
+    def _say_preparing(self, what: str) -> None:
+        if self.process.is_first:
+            self.events.write("preparing", what=what)
 
     def _say_start(self, counters: Counters, saved: SavedCheckpoint | None) -> None:
         self.events.write(

@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "optimizer steps already done",
         "resumed_from": "checkpoint it loaded, or null",
     },
+    "preparing": {"what": "what takes a while before the first step: compiling, comparing"},
     "step": {
         "step": "optimizer steps done",
         "epoch": "passes over the data done, with fraction",

@@ -19,6 +19,8 @@ from phalanx.recipe import Recipe, Term
 
 CPU = torch.device("cpu")
 PLAN = SimpleNamespace(
+    is_code_kept=False,
+    compile=Decision("on", "compile = on"),
     compared_with_eager=Decision(True, ""),
     samples_per_s=Decision(3000.0, ""),
     alternatives=[{"choice": "compile=off", "samples_per_s": 1000.0, "memory_bytes": None}],
