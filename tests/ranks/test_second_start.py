@@ -6,6 +6,7 @@ from pathlib import Path
 
 from phalanx.launch.compared import keep_comparison, recall_comparison
 from phalanx.planner.plan import Decision, Plan
+from phalanx.run.events import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, machine, make_run
 
@@ -55,6 +56,16 @@ def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     code, _, err = phalanx("train", "job.yaml", cwd=folder)
     assert code == 0, err
     assert plans_of(folder)[0]["is_from_memory"], "the new answer is remembered"
+
+
+def test_a_run_that_compared_is_not_compared_again(tmp_path):
+    words = ["digits", "--cpu", "1", "channels_last=on", "--stop-after", "1", "steps"]
+    for is_compared in (True, False):
+        code, _, err = phalanx("train", *words, cwd=tmp_path)
+        assert code == 75, err
+        assert plans_of(tmp_path)[0]["compared_with_eager"]["value"] is is_compared
+        kinds = {event.kind for event in read_events(latest(tmp_path).events)}
+        assert ("compared" in kinds) is is_compared
 
 
 def test_a_comparison_counts_for_the_same_choices_only(tmp_path):

@@ -70,8 +70,12 @@ def _become_new(environment: dict[str, str]) -> None:
     Standard input is /dev/null, as the launcher's."""
     os.setsid()  # whoever kills the rank takes its loader processes too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The way to the command and the agent's store. Their owners are never freed here.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # The way to the command and the agent's store. Their owners are never freed here. Those that
+    # are open, and not all that may be: a container allows a billion, and an older libc tries each.
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2:
+            with suppress(OSError):  # the one that listed them
+                os.close(descriptor)
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
