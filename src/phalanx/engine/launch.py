@@ -47,6 +47,8 @@ def serve(descriptor: int) -> None:
 def import_for_ranks() -> None:
     """Import what every rank needs. The first optimizer imports torch._dynamo, which takes a second
     and makes the folder for compiled code: not before one is named that is the user's own."""
+    import phalanx.engine.worker  # noqa: F401
+
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         import torch._dynamo  # noqa: F401
 
