@@ -2,6 +2,7 @@
 
 from phalanx.errors import Finding, UserError
 from phalanx.recipe import keys
+from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
     Batch,
     Data,
@@ -26,5 +27,6 @@ __all__ = [
     "Tensors",
     "Term",
     "UserError",
+    "attend_causally",
     "keys",
 ]
