@@ -29,6 +29,7 @@ from phalanx.job.keys import (
     wrong_value,
 )
 from phalanx.job.origin import DEFAULT, Origin, format_value, parse_scalar, show
+from phalanx.job.presets import take_preset
 from phalanx.job.read import MAX_DEPTH, compose, read_text, too_deep
 from phalanx.job.schema import Job
 
@@ -87,16 +88,18 @@ class LoadedJob:
 def load_job(
     source: Path | str | Mapping[str, Any], overrides: Sequence[Override | str] = ()
 ) -> LoadedJob:
-    """Read a job from a file path or a mapping; raise one UserError with every problem found."""
+    """Read a job from a file path or a mapping; raise one UserError with every problem found.
+    `preset=NAME` reads a file of that name in `presets/` beside the job file instead of it."""
     draft = _Draft()
+    given, draft.findings = _parse_overrides(overrides)
+    source, given = take_preset(source, given)
     path = None if isinstance(source, Mapping) else Path(source)
     if isinstance(source, Mapping):
         draft.add((), source, Origin("python"))
     elif path is not None:
         draft.add((), compose(read_text(path), str(path)), Origin("file", str(path), 1))
-    for given in overrides:
+    for override in given:
         try:
-            override = parse_override(given) if isinstance(given, str) else given
             target = _resolve(override)
             draft.forget(target)
             draft.add(target, _typed(".".join(target), override.value), override.origin)
@@ -105,6 +108,19 @@ def load_job(
     notes = absorb_deepspeed(draft, path)
     job = draft.validate(str(path) if path else "the job")
     return LoadedJob(job, draft.origins, path, tuple(notes))
+
+
+def _parse_overrides(
+    overrides: Sequence[Override | str],
+) -> tuple[list[Override], list[Finding]]:
+    parsed: list[Override] = []
+    findings: list[Finding] = []
+    for given in overrides:
+        try:
+            parsed.append(parse_override(given) if isinstance(given, str) else given)
+        except UserError as error:
+            findings += error.findings
+    return parsed, findings
 
 
 def parse_override(text: str) -> Override:
