@@ -91,15 +91,15 @@ def load_job(
     """Read a job from a file path or a mapping; raise one UserError with every problem found.
     `preset=NAME` reads a file of that name in `presets/` beside the job file instead of it."""
     draft = _Draft()
-    given, draft.findings = _parse_overrides(overrides)
-    source, given = take_preset(source, given)
+    source, overrides = take_preset(source, overrides)
     path = None if isinstance(source, Mapping) else Path(source)
     if isinstance(source, Mapping):
         draft.add((), source, Origin("python"))
     elif path is not None:
         draft.add((), compose(read_text(path), str(path)), Origin("file", str(path), 1))
-    for override in given:
+    for given in overrides:
         try:
+            override = parse_override(given) if isinstance(given, str) else given
             target = _resolve(override)
             draft.forget(target)
             draft.add(target, _typed(".".join(target), override.value), override.origin)
@@ -108,19 +108,6 @@ def load_job(
     notes = absorb_deepspeed(draft, path)
     job = draft.validate(str(path) if path else "the job")
     return LoadedJob(job, draft.origins, path, tuple(notes))
-
-
-def _parse_overrides(
-    overrides: Sequence[Override | str],
-) -> tuple[list[Override], list[Finding]]:
-    parsed: list[Override] = []
-    findings: list[Finding] = []
-    for given in overrides:
-        try:
-            parsed.append(parse_override(given) if isinstance(given, str) else given)
-        except UserError as error:
-            findings += error.findings
-    return parsed, findings
 
 
 def parse_override(text: str) -> Override:

@@ -30,14 +30,16 @@ def describe_preset(path: Path) -> str:
 
 
 def take_preset(
-    source: Path | str | Mapping[str, Any], overrides: Sequence[Override]
-) -> tuple[Path | str | Mapping[str, Any], list[Override]]:
+    source: Path | str | Mapping[str, Any], overrides: Sequence[Override | str]
+) -> tuple[Path | str | Mapping[str, Any], Sequence[Override | str]]:
     """The file that a preset among the overrides stands for, and the other overrides."""
-    asked = [override for override in overrides if override.key.strip() == KEY]
-    rest = [override for override in overrides if override not in asked]
+    asked = [given for given in overrides if _key(given) == KEY]
     if not asked:
-        return source, rest
-    name, origin = str(asked[-1].value), asked[-1].origin
+        return source, overrides
+    overrides = [given for given in overrides if _key(given) != KEY]
+    last = asked[-1]
+    name = last.partition("=")[2].strip() if isinstance(last, str) else str(last.value)
+    origin = last if isinstance(last, str) else last.origin
     if isinstance(source, Mapping):
         raise UserError(
             Finding(
@@ -59,4 +61,8 @@ def take_preset(
                 fix=f"preset={next(iter(known))}" if known else f"remove `preset={name}`",
             )
         )
-    return known[name], rest
+    return known[name], overrides
+
+
+def _key(given: Override | str) -> str:
+    return (given.partition("=")[0] if isinstance(given, str) else given.key).strip()
