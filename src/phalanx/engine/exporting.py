@@ -161,7 +161,7 @@ def export_checkpoint(
                 slug="unknown-form",
                 what=f"the recipe has no form `{form}`{did_you_mean(form, forms)}",
                 why=f"recipe = {spec}; its forms: {known}",
-                fix=f"--to {PLAIN_FORM}, or another of: {known}",
+                fix=" or ".join(f"--to {name}" for name in sorted(forms)),
             )
         ]
     tensors = CheckpointTensors(checkpoint, is_average=is_average)
