@@ -47,7 +47,11 @@ def show(name: Annotated[str, _NAME]) -> int:
         _require_known(name)
     recipe = load_recipe_class(name)  # runs the recipe's code: imports torch
     rows = [
-        (key, str(field.default), " ".join((field.description or "").split()))
+        (
+            key,
+            str(field.get_default(call_default_factory=True)),
+            " ".join((field.description or "").split()),
+        )
         for key, field in recipe.Options.model_fields.items()
     ]
     console.table(rows, header=("option", "default", "meaning"))

@@ -45,18 +45,19 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         job = load_job(run.job_file).job
-        with listening, join(plan) as process:
-            device = str(process.device)
-            try:
-                outcome = _work(run, job, plan, process, events, stop)
-            except Exception as error:
-                # Recorded before this rank leaves its peers: they fail then, and all are ended.
-                failure = describe_failure(error, rank=rank, device=device, run=run)
-                events.write("outcome", **failure)
-                raise
-        # After the ranks have parted: nobody waits for it.
-        if rank == 0 and outcome["status"] == "finished" and _is_kept(plan):
-            export_final(run, job, events)
+        with listening:
+            with join(plan) as process:
+                device = str(process.device)
+                try:
+                    outcome = _work(run, job, plan, process, events, stop)
+                except Exception as error:
+                    # Recorded before this rank leaves its peers: they fail then, and all are ended.
+                    failure = describe_failure(error, rank=rank, device=device, run=run)
+                    events.write("outcome", **failure)
+                    raise
+            # After the ranks have parted: nobody waits for it.
+            if rank == 0 and outcome["status"] == "finished" and _is_kept(plan):
+                export_final(run, job, events)
     except Exception as error:
         if failure is None:
             failure = describe_failure(error, rank=rank, device=device, run=run)

@@ -58,7 +58,7 @@ def take_preset(
                 slug="unknown-preset",
                 what=f"there is no preset `{name}`{did_you_mean(name, known)}",
                 why=f"{origin}; `{folder / 'presets'}` holds {', '.join(known) or 'none'}",
-                fix=f"preset={next(iter(known))}" if known else f"remove `preset={name}`",
+                fix=" or ".join(f"preset={near}" for near in known) or f"remove `preset={name}`",
             )
         )
     return known[name], overrides
