@@ -2,7 +2,6 @@
 
 import pytest
 
-from phalanx.cli.progress import describe_sample
 from phalanx.job.schema import job_keys
 from tests.cli.command import run_cli
 
@@ -90,12 +89,3 @@ def test_a_recipe_file_without_a_job_gets_options_to_add(tmp_path):
     assert answer.code == 2
     assert "fix: --epochs 10" in answer.err
     assert "fix: --batch-size 64" in answer.err
-
-
-def test_a_sample_is_one_line_that_fits():
-    rows = {"given": "2 +\n2", "made": "five", "wanted": "four"}
-    assert describe_sample(rows, 78) == "2 + 2 -> five (wanted four)"
-    long = {"given": "a " * 100, "made": "b", "wanted": "c " * 50}
-    line = describe_sample(long, 78)
-    assert len(line) <= 78
-    assert "... -> b (wanted c c" in line

@@ -48,6 +48,7 @@ class Saving:
         self._events = events
         self._strategy = strategy
         self._recipe = recipe
+        self._said: set[Finding] = set()
         self.average: WeightAverage | None = None
         """Made by `load`, because it starts from the weights of the first step."""
 
@@ -91,8 +92,9 @@ class Saving:
         return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
 
     def _add_files(self, folder: Path) -> None:
-        is_average = is_average_used(self._job)
-        self._say(export_beside(self._recipe, folder, is_average=is_average))
+        found = export_beside(self._recipe, folder, is_average=is_average_used(self._job))
+        self._say([finding for finding in found if finding not in self._said])
+        self._said.update(found)  # the next checkpoint's would be the same
 
     def _find(self) -> SavedCheckpoint | None:
         """The newest good checkpoint, chosen by the first rank for all."""
