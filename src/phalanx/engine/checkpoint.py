@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError  # what torch.load raises when it refuses a file
@@ -26,9 +26,15 @@ EMA_FILE = f"ema/{MODEL_FILE}"
 
 
 def save_checkpoint(
-    folder: Path, *, strategy: Strategy, state: dict[str, Any], average: WeightAverage | None = None
+    folder: Path,
+    *,
+    strategy: Strategy,
+    state: dict[str, Any],
+    average: WeightAverage | None = None,
+    add_files: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Write a checkpoint. Every rank calls this under a sharded strategy, otherwise one."""
+    """Write a checkpoint. Every rank calls this under a sharded strategy, otherwise one; that one,
+    or the first, calls `add_files` before the checksums are made."""
     process = strategy.process if strategy.is_sharded else None
     step = int(state["step"])
     aliases = find_aliases(strategy.model)
@@ -50,6 +56,7 @@ def save_checkpoint(
         }
         if strategy.process.is_first or process is None:
             write_atomic(temporary / STATE_FILE, json.dumps(record, indent=2))
+            add_files(temporary)
     return folder / checkpoint_name(step)
 
 
