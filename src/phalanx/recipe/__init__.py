@@ -14,6 +14,7 @@ from phalanx.recipe.interface import (
     Term,
 )
 from phalanx.recipe.tensors import Tensors
+from phalanx.run.cache import cache_folder
 
 __all__ = [
     "Batch",
@@ -28,5 +29,6 @@ __all__ = [
     "Term",
     "UserError",
     "attend_causally",
+    "cache_folder",
     "keys",
 ]
