@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
 from phalanx.engine.ema import WeightAverage, begin_average, ema_findings
 from phalanx.engine.loop import Counters
+from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
@@ -37,6 +38,7 @@ class Saving:
         process: Process,
         events: EventWriter,
         strategy: Strategy,
+        pretrained: Pretrained,
     ) -> None:
         self._run = run
         self._job = job
@@ -44,6 +46,7 @@ class Saving:
         self._process = process
         self._events = events
         self._strategy = strategy
+        self._pretrained = pretrained
         self.average: WeightAverage | None = None
         """Made by `load`, because it starts from the weights of the first step."""
 
@@ -51,7 +54,7 @@ class Saving:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""
         saved = self._find()
         if saved is not None:
-            load_checkpoint(saved, self._strategy)
+            load_checkpoint(saved, self._strategy, self._pretrained)
         self.average = begin_average(self._job.ema, self._strategy)
         if saved is not None:
             record = saved.state.get("ema")
@@ -70,6 +73,7 @@ class Saving:
             folder,
             strategy=self._strategy,
             average=self.average,
+            pretrained=self._pretrained,
             state={
                 **counters.to_json(),
                 "consumed": self._plan.batch.consumed_after(counters.step),

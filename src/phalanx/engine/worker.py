@@ -115,7 +115,7 @@ class Worker:
             if parts.fast_path.is_compared and not parts.dropped:
                 self.events.write("compared", rungs=parts.fast_path.rungs())
         # After settling: the discarded passes must not see (or touch) what is loaded here.
-        saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
+        saving = Saving(self.run, job, plan, process, self.events, parts.strategy, parts.pretrained)
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         parts.strategy.resume()
