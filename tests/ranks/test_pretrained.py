@@ -200,4 +200,5 @@ def test_a_model_that_wants_wide_weights_gets_them(base):
     trace, _ = trace_recipe(RECIPE, {"base": str(base), "stubborn": True})
     assert trace.activations_unknown is None
     assert "dtype" in trace.frozen_unknown
+    assert trace.operators["bf16"]
     assert not any(weight.held for weight in trace.weights)
