@@ -18,14 +18,20 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.engine.checkpoint import EMA_FILE, MODEL_FILE
+from phalanx.engine.checkpoint import EMA_FILE
 from phalanx.engine.shards import Shard
 from phalanx.engine.tensor_file import TensorFile, write_tensors
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.job.schema import Job
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.load import load_recipe
-from phalanx.run.checkpoints import MANIFEST_FILE, STATE_FILE, best_good, folder_bytes
+from phalanx.run.checkpoints import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    STATE_FILE,
+    best_good,
+    folder_bytes,
+)
 from phalanx.run.directory import RunDirectory, new_folder
 from phalanx.run.events import EventWriter
 

@@ -10,6 +10,7 @@ from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkp
 from phalanx.engine.ema import WeightAverage, begin_average, ema_findings
 from phalanx.engine.exporting import export_beside, is_average_used
 from phalanx.engine.loop import Counters
+from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
@@ -39,6 +40,7 @@ class Saving:
         process: Process,
         events: EventWriter,
         strategy: Strategy,
+        pretrained: Pretrained,
         recipe: Recipe,
     ) -> None:
         self._run = run
@@ -47,6 +49,7 @@ class Saving:
         self._process = process
         self._events = events
         self._strategy = strategy
+        self._pretrained = pretrained
         self._recipe = recipe
         self._said: set[Finding] = set()
         self.average: WeightAverage | None = None
@@ -56,7 +59,7 @@ class Saving:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""
         saved = self._find()
         if saved is not None:
-            load_checkpoint(saved, self._strategy)
+            load_checkpoint(saved, self._strategy, self._pretrained)
         self.average = begin_average(self._job.ema, self._strategy)
         if saved is not None:
             record = saved.state.get("ema")
@@ -75,6 +78,7 @@ class Saving:
             folder,
             strategy=self._strategy,
             average=self.average,
+            pretrained=self._pretrained,
             add_files=self._add_files,
             state={
                 **counters.to_json(),

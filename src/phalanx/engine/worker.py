@@ -125,7 +125,16 @@ class Worker:
             if parts.fast_path.is_compared and not parts.dropped:
                 self.events.write("compared", rungs=parts.fast_path.rungs())
         # After settling: the discarded passes must not see (or touch) what is loaded here.
-        saving = Saving(self.run, job, plan, process, self.events, parts.strategy, self.recipe)
+        saving = Saving(
+            self.run,
+            job,
+            plan,
+            process,
+            self.events,
+            parts.strategy,
+            parts.pretrained,
+            self.recipe,
+        )
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         parts.strategy.resume()

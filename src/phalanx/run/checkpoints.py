@@ -3,7 +3,8 @@
     checkpoints/checkpoint-120/
       manifest.json            every file with size and sha256; written last
       state.json               position, counters, what the run must still be to resume
-      model.safetensors optimizer.safetensors
+      model.safetensors        weights, without what is frozen and lies in files of its own
+      optimizer.safetensors
       ema/model.safetensors    the averaged weights, when the job asks for an average
       ...                      what the recipe writes beside them for other tools
     checkpoints/latest -> checkpoint-120      checkpoints/best -> checkpoint-96
@@ -29,6 +30,7 @@ from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atom
 SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+MODEL_FILE = "model.safetensors"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 
 

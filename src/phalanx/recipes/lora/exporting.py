@@ -61,9 +61,7 @@ def export_merged(
     _write_around(recipe, folder, dtype="float16" if is_half else None)
 
 
-def _add(
-    weight: Tensor, place: str, tensors: Mapping[str, Tensor], recipe: LoraRecipe
-) -> Tensor:
+def _add(weight: Tensor, place: str, tensors: Mapping[str, Tensor], recipe: LoraRecipe) -> Tensor:
     """In fp32: W + scaling x B A, and for DoRA its rows brought to their learned lengths."""
     first = tensors[f"{place}lora_A.{ADAPTER}.weight"].float()
     second = tensors[f"{place}lora_B.{ADAPTER}.weight"].float()
