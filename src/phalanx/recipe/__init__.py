@@ -1,6 +1,6 @@
 """All that a recipe imports of Phalanx."""
 
-from phalanx.errors import Finding, UserError
+from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe import keys
 from phalanx.recipe.interface import (
     Batch,
@@ -13,6 +13,7 @@ from phalanx.recipe.interface import (
     Term,
 )
 from phalanx.recipe.tensors import Tensors
+from phalanx.run.cache import cache_folder
 
 __all__ = [
     "Batch",
@@ -26,5 +27,7 @@ __all__ = [
     "Tensors",
     "Term",
     "UserError",
+    "cache_folder",
+    "did_you_mean",
     "keys",
 ]
