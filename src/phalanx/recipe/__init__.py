@@ -1,6 +1,6 @@
 """All that a recipe imports of Phalanx."""
 
-from phalanx.errors import Finding, UserError
+from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
@@ -30,5 +30,6 @@ __all__ = [
     "UserError",
     "attend_causally",
     "cache_folder",
+    "did_you_mean",
     "keys",
 ]

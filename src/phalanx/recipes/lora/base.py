@@ -148,9 +148,10 @@ def open_processor(base: Base, config: Any) -> Any:
     senses = ("vision_config", "audio_config", "num_mel_bins")
     if not any(hasattr(config, name) for name in senses):
         return None
-    from transformers import AutoProcessor
+    import transformers
 
-    return AutoProcessor.from_pretrained(base.folder)
+    auto: Any = transformers.AutoProcessor
+    return auto.from_pretrained(base.folder)
 
 
 def _with_ends(tokenizer: Any, config: Any) -> Any:
@@ -204,7 +205,7 @@ def _names(folder: Path) -> dict[str, Stored]:
         return {name: Stored(folder / file, name) for name, file in files.items()}
     from safetensors import safe_open
 
-    found = {}
+    found: dict[str, Stored] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
             found |= {name: Stored(path, name) for name in file.keys()}  # noqa: SIM118

@@ -57,10 +57,10 @@ def make_network(config: Any, options: LoraOptions, *, tokens: int | None) -> nn
     if not getattr(config, "is_encoder_decoder", False):
         attend_causally(network)
     network = inject_adapter_in_model(adapter_config(network, options), network)
-    for module in network.modules():
+    layers: list[Any] = [module for module in network.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
         # Autocast looks after the input's type; peft would copy it into the adapters' own first.
-        if hasattr(module, "cast_input_dtype_enabled") or hasattr(module, "lora_A"):
-            module.cast_input_dtype_enabled = False
+        layer.cast_input_dtype_enabled = False
     return network
 
 
@@ -138,7 +138,7 @@ def _vocabulary(config: Any) -> int:
     return int(config.get_text_config().vocab_size)
 
 
-def _plain(number: float) -> float:
+def _plain(number: float) -> Any:
     """An integer where it is one: peft's own files have integers."""
     return int(number) if number == int(number) else number
 

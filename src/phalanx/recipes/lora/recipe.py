@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class LoraRecipe(Recipe):
 
     Options = LoraOptions
     options: LoraOptions
-    export_forms = {
+    export_forms: ClassVar[Mapping[str, str]] = {
         "adapter": "what PEFT reads: adapter_config.json and adapter_model.safetensors",
         "merged": "a model for transformers with the adapters added to its weights",
         "gguf-ready": "the same in fp16, as llama.cpp's convert_hf_to_gguf.py takes it",
@@ -213,6 +213,6 @@ def _no_quantizing() -> Finding:
     return Finding(
         slug="no-quantizing",
         what="`quantize: 4bit` is not built yet",
-        why="options.quantize = 4bit; frozen weights are held in bf16 or fp16 instead, 2 bytes each",
+        why="options.quantize = 4bit; frozen weights are held in bf16 or fp16, 2 bytes each",
         fix="quantize=null, and --fsdp where a GPU has no room for the model",
     )
