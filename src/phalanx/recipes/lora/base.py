@@ -142,7 +142,6 @@ def open_tokenizer(base: Base, added: tuple[str, ...] = ()) -> Any:
     return _with_ends(tokenizer, open_config(base))
 
 
-@functools.cache
 def open_processor(base: Base, config: Any) -> Any:
     """What turns images or sounds into tensors, for a model that takes them; else None."""
     senses = ("vision_config", "audio_config", "num_mel_bins")
@@ -188,14 +187,18 @@ def weight_findings(base: Base) -> list[Finding]:
     ]
 
 
-def stored_weights(base: Base, wanted: set[str]) -> dict[str, Stored]:
+def stored_weights(base: Base, wanted: list[set[str]]) -> dict[str, Stored]:
     """Where tensors of the model lie, by their names in the model of transformers; those that are
-    found."""
+    found. A tied tensor has several names and may be stored under any of them."""
     found = _names(convert(base) if base.gguf else base.folder)
-    if not wanted <= found.keys() and not base.gguf:
+    if not all(names & found.keys() for names in wanted) and not base.gguf:
         # Files of an older version, or of a model that transformers puts together differently.
         found = _names(convert(base))
-    return {name: found[name] for name in wanted if name in found}
+    placed: dict[str, Stored] = {}
+    for names in wanted:
+        if there := sorted(names & found.keys()):
+            placed |= dict.fromkeys(names, found[there[0]])
+    return placed
 
 
 def _names(folder: Path) -> dict[str, Stored]:
@@ -258,7 +261,7 @@ def _convert(base: Base, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base.folder, **arguments)
     folder.mkdir()
     # bf16 has more digits than 4 to 8 bits need; what was not quantized keeps its type.
-    kept = {p: name for name, p in model.state_dict(keep_vars=True).items()}
+    kept = {p: name for name, p in reversed(model.state_dict(keep_vars=True).items())}
     tensors = {
         name: (p.detach().to(torch.bfloat16) if base.gguf else p.detach()).contiguous()
         for p, name in kept.items()

@@ -10,6 +10,8 @@ from torch import nn
 from phalanx.recipe import Sample
 from phalanx.recipes.lora.options import LoraOptions
 
+_SHOWN = 120  # characters
+
 
 def complete(
     model: nn.Module, data: Any, tokenizer: Any, options: LoraOptions, *, is_seq2seq: bool
@@ -32,9 +34,10 @@ def complete(
             eos_token_id=tokenizer.eos_token_id,
         )[0]
         written = written if is_seq2seq else written[len(prompt) :]
-        texts = (
-            tokenizer.decode(ids, skip_special_tokens=True).strip()
+        given_text, made_text, wanted_text = (
+            " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
             for ids in (prompt, written.tolist(), answer)
         )
-        made.append(Sample(*texts))
+        # The end of a prompt is what this row asks; system messages come first.
+        made.append(Sample(given_text[-_SHOWN:], made_text, wanted_text))
     return made

@@ -19,11 +19,10 @@ _MAGNITUDE = ".lora_magnitude_vector.default.weight"
 def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
     """By the names in the network, which may be on the meta device: frozen weights, and for DoRA
     the magnitudes that its first weights have."""
-    names = {name: stored_name(name) for name in network.state_dict(keep_vars=True)}
-    wanted = {stored for stored in names.values() if stored is not None}
-    tied = _tied(network)
-    found = stored_weights(base, wanted - tied)
-    absent = sorted(wanted - tied - found.keys())
+    names = {name: stored_name(name) for name in network.state_dict()}
+    wanted = _wanted(network)
+    found = stored_weights(base, wanted)
+    absent = sorted(min(group) for group in wanted if not group & found.keys())
     if absent:
         raise UserError(
             Finding(
@@ -38,15 +37,14 @@ def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
     return placed | (_measure(placed, magnitudes) if magnitudes else {})
 
 
-def _tied(network: nn.Module) -> set[str]:
-    """Names of weights that are stored under another one."""
-    seen: dict[int, str] = {}
-    tied = set()
+def _wanted(network: nn.Module) -> list[set[str]]:
+    """The stored names of each tensor: several where it is tied."""
+    groups: dict[int, set[str]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         stored = stored_name(name)
-        if stored is not None and seen.setdefault(id(tensor), stored) != stored:
-            tied.add(stored)
-    return tied
+        if stored is not None:
+            groups.setdefault(id(tensor), set()).add(stored)
+    return list(groups.values())
 
 
 def _measure(placed: Mapping[str, Stored], magnitudes: list[str]) -> dict[str, Stored]:
