@@ -111,21 +111,15 @@ class LoraRecipe(Recipe):
 
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         logits, wanted = self._predict(model, batch)
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        return {"cross_entropy": Term(total, (wanted != IGNORED).sum())}
+        return {"cross_entropy": Term(_sum_losses(logits, wanted), (wanted != IGNORED).sum())}
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
         logits, wanted = self._predict(model, batch)
         counts = wanted != IGNORED
         right = (logits.argmax(-1) == wanted) | ~counts
         has_answer = counts.any(1)
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
         return {
-            "loss": total,
+            "loss": _sum_losses(logits, wanted),
             "tokens": counts.sum(),
             "right_tokens": (right & counts).sum(),
             # Greedy decoding writes the wanted answer exactly when each of its tokens is the most
@@ -198,6 +192,13 @@ class LoraRecipe(Recipe):
             processor=processor,
             is_seq2seq=self.is_seq2seq,
         )
+
+
+def _sum_losses(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Over the tokens that are wanted, in fp32 at least: fp64 stays what it is."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits.flatten(0, 1).to(wide)
+    return F.cross_entropy(scores, wanted.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def _packed_mask(segments: Tensor) -> Tensor:
