@@ -23,8 +23,8 @@ def trained_network(run, options, dtype, name="latest"):
     recipe = load_recipe("lora", options)
     network = recipe.model().to(dtype)
     stored = {n: load_file(s.file)[s.name] for n, s in recipe.weights().items()}
-    state = {**stored, **weights(run, name)}
-    assert not network.load_state_dict(state, strict=False).unexpected_keys
+    for state in (stored, weights(run, name)):  # what learns may have been begun from files too
+        assert not network.load_state_dict(state, strict=False).unexpected_keys
     return network
 
 

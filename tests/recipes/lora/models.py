@@ -8,12 +8,12 @@ from tests.recipes.lora.tiny import CHATML, tiny_tokenizer
 WORDS = ("a", "cup", "of", "tea", "with", "milk", "please", "two", "plain", "rolls")
 
 
-def write_model(folder, *, weights=True, tie=False, **sizes):
+def write_model(folder, *, weights=True, tie=False, template=CHATML, **sizes):
     """A Llama that computes in a blink."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = tiny_tokenizer(CHATML)
+    tokenizer = tiny_tokenizer(template)
     config = LlamaConfig(
         **{
             "vocab_size": len(tokenizer),
@@ -72,3 +72,18 @@ def write_rows(path, count=40, longest=60):
             row = {"prompt": f"order {number}?", "response": answer}
             file.write(json.dumps(row) + "\n")
     return str(path)
+
+
+def write_old_model(folder):
+    """A GPT-2, whose linear layers keep their weights the other way around."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = tiny_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.2}
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), **sizes, **ends)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

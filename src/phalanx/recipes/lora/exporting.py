@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from phalanx.recipes.lora.network import ADAPTER, adapter_config, peft_name, scaling
+from phalanx.recipes.lora.network import ADAPTER, peft_name, scaling
 from phalanx.recipes.lora.pretrained import place_weights
 
 if TYPE_CHECKING:
@@ -23,12 +24,13 @@ def export_adapter(
     """What `PeftModel.from_pretrained` reads; `is_whole` adds the tokenizer and the config."""
     from safetensors.torch import save_file
 
+    # What is tied is there under each of its names: peft asks for them all.
     renamed = {name: peft_name(name) for name in tensors}
     adapter = {new: tensors[name].contiguous() for name, new in renamed.items() if new is not None}
     save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     with torch.device("meta"):
         network = recipe.model()
-    config = adapter_config(network, recipe.options)
+    config: Any = copy.copy(network.peft_config[ADAPTER])  # type: ignore[index, operator]
     config.base_model_name_or_path = recipe.options.model or str(recipe.base.folder)
     config.inference_mode = True
     facts = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
@@ -44,19 +46,26 @@ def export_merged(
     """The pretrained model with the adapters added to its weights, under the names it had."""
     from safetensors import safe_open
     from safetensors.torch import save_file
+    from transformers.pytorch_utils import Conv1D
 
     with torch.device("meta"):
         network = recipe.model()
+    layers = dict(network.named_modules())
     merged = {}
     for name, (file, stored) in place_weights(recipe.base, network).items():
-        if ".lora_" in name:
+        if peft_name(name) is not None:  # of the adapter: not in the model it was made for
             continue
-        grown = name.replace(".original_module.", f".modules_to_save.{ADAPTER}.")
+        trained = name.replace(".original_module.", f".modules_to_save.{ADAPTER}.")
         with safe_open(file, framework="pt") as opened:
-            weight = tensors[grown] if grown in tensors else opened.get_tensor(stored)
+            weight = opened.get_tensor(stored)
+        if trained in tensors:
+            weight = tensors[trained].to(weight.dtype)
         if name.endswith(".base_layer.weight"):
-            weight = _add(weight, name.removesuffix("base_layer.weight"), tensors, recipe)
-        merged[stored] = weight.to(torch.float16) if is_half else weight.contiguous()
+            is_turned = isinstance(layers[name.removesuffix(".weight")], Conv1D)
+            place = name.removesuffix("base_layer.weight")
+            changed = _add(weight.T if is_turned else weight, place, tensors, recipe)
+            weight = changed.T if is_turned else changed
+        merged[stored] = (weight.to(torch.float16) if is_half else weight).contiguous()
     save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
     _write_around(recipe, folder, dtype="float16" if is_half else None)
 
@@ -65,8 +74,7 @@ def _add(weight: Tensor, place: str, tensors: Mapping[str, Tensor], recipe: Lora
     """In fp32: W + scaling x B A, and for DoRA its rows brought to their learned lengths."""
     first = tensors[f"{place}lora_A.{ADAPTER}.weight"].float()
     second = tensors[f"{place}lora_B.{ADAPTER}.weight"].float()
-    change = scaling(recipe.options) * (second @ first)
-    changed = weight.float() + (change if change.shape == weight.shape else change.T)
+    changed = weight.float() + scaling(recipe.options) * (second @ first)
     magnitude = f"{place}lora_magnitude_vector.{ADAPTER}.weight"
     if magnitude in tensors:
         changed = changed * (tensors[magnitude].float() / changed.norm(dim=1))[:, None]

@@ -106,8 +106,11 @@ def target_names(network: nn.Module, options: LoraOptions) -> list[str]:
             )
         return sorted(wanted)
     if options.targets == "attention":
-        attention = [n for n in there if "attn" in n.lower() or "attention" in n.lower()]
-        return _last(attention or there)
+        attention = [n for n in there if "attn" in n.lower() or "attention" in n.lower()] or there
+        others = [n for n in there if n not in attention]
+        # Whole names where layers elsewhere have the same last part, as in GPT-2.
+        is_clear = not set(_last(attention)) & set(_last(others))
+        return _last(attention) if is_clear else sorted(attention)
     return _last(there)
 
 
