@@ -1,7 +1,8 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
 `phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
-`phalanx.verify(job)` and `phalanx.bench(job)` are the commands of the same names.
+`phalanx.verify(job)`, `phalanx.bench(job)` and `phalanx.export(run)` are the commands of the same
+names.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
     from phalanx.api import (
         Bench,
         Estimate,
+        Export,
         Result,
         Verification,
         bench,
         check,
         estimate,
+        export,
         plan,
         train,
         verify,
@@ -25,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Bench",
     "Estimate",
+    "Export",
     "Result",
     "Verification",
     "bench",
     "check",
     "estimate",
+    "export",
     "plan",
     "train",
     "verify",

@@ -1,4 +1,4 @@
-"""Phalanx from Python: `check`, `plan`, `estimate`, `train`, `verify`, `bench` as functions."""
+"""Phalanx from Python: `check`, `plan`, `estimate`, `train`, `verify`, `bench`, `export`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from phalanx.job import Override
 from phalanx.launch.bench import Bench
 from phalanx.launch.bench import bench as _measure
 from phalanx.launch.estimate import STEPS, Estimate, estimate_job
+from phalanx.launch.export import Export, export_run
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.verify import Verification, verify_job
@@ -22,11 +23,13 @@ from phalanx.planner.plan import Plan
 __all__ = [
     "Bench",
     "Estimate",
+    "Export",
     "Result",
     "Verification",
     "bench",
     "check",
     "estimate",
+    "export",
     "plan",
     "train",
     "verify",
@@ -130,6 +133,27 @@ def bench(
     """Measure this machine, and a job's real steps on it. `bench("digits").bottleneck`; `plan`
     predicts with it from then on. Raises UserError if the job is wrong or a rank fails."""
     return _measure(job, _overrides(overrides, keys), micro_batches=micro_batches)
+
+
+def export(
+    run: str | Path | None = None,
+    *,
+    to: str = "safetensors",
+    checkpoint: str | int = "best",
+    out: str | Path | None = None,
+    weights: str | None = None,
+    output: str | Path = "runs",
+) -> Export:
+    """Write a checkpoint of a run (the newest if none is named) as files that other tools read.
+    `export("runs/first", to="safetensors").files`; raises UserError."""
+    return export_run(
+        str(run) if run is not None else None,
+        form=to,
+        checkpoint=str(checkpoint),
+        out=Path(out) if out is not None else None,
+        weights=weights,
+        output=Path(output),
+    )
 
 
 def _overrides(texts: Sequence[str], keys: dict[str, Any]) -> list[Override | str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cli.options import collect_overrides
 from tests.cli.command import pretend_machine, run_cli
 
 
@@ -42,8 +43,18 @@ def test_batch_per_gpu_is_multiplied_once(monkeypatch):
 
 def test_batch_size_with_accumulation_says_that_it_is_per_gpu(monkeypatch):
     pretend_machine(monkeypatch, "8xa100")
-    answer = run_cli("plan", "digits", "--batch-size", "8", "--gradient-accumulation", "8")
-    assert "note[batch-per-gpu]: --batch-size 8 is per GPU here" in answer.err
+    per_gpu = ("--batch-size", "8", "--gradient-accumulation", "8")
+    for gpus, said in (
+        ("0,", "8 x 8 x 1 GPU = 64 is the global batch"),
+        ("0,1,2,3", "8 x 8 x 4 GPUs = 256 is the global batch"),
+        ("all", "8 x 8 x the number of GPUs"),
+    ):
+        _, (note,) = collect_overrides({"gpus": gpus, "batch_size": 8, "gradient_accumulation": 8})
+        assert said in note.what
+    told = plan("digits", *per_gpu, "--gpus", "0,1,2,3", "--fp16")
+    assert "batch-per-gpu" in [finding["slug"] for finding in told["findings"]]
+    assert told["plan"]["global_batch_size"]["value"] == 256
+    assert told["plan"]["precision"]["value"] == "fp16"
 
 
 def test_batch_size_alone_is_global(monkeypatch):
@@ -124,6 +135,20 @@ def test_two_strategies_on_the_command_line_are_refused():
         answer = run_cli("plan", "digits", "--fsdp", *argv)
         assert answer.code == 2
         assert "error[two-strategies]" in answer.err
+
+
+def test_two_precisions_on_the_command_line_are_refused():
+    for argv in (("--bf16",), ("--precision", "fp32")):
+        answer = run_cli("plan", "digits", "--fp16", *argv)
+        assert answer.code == 2
+        assert "error[two-precisions]" in answer.err
+
+
+def test_a_preset_that_is_not_there_is_a_finding():
+    for argv in (("--config", "paper"), ("preset=paper",)):
+        answer = run_cli("plan", "digits", *argv)
+        assert answer.code == 2
+        assert "error[unknown-preset]: there is no preset `paper`" in answer.err
 
 
 def test_cache_alone_means_ram(monkeypatch):

@@ -50,7 +50,9 @@ def test_jobs_in_one_process_leave_nothing_behind():
 
 
 def test_memory_that_runs_out_ends_it_in_order():
-    prepared = prepare(JOB, ["devices.gpus=[0]", "precision=fp32", "steps=9", *MODEL])
+    prepared = prepare(
+        JOB, ["devices.gpus=[0]", "precision=fp32", "steps=9", "global_batch_size=8", *MODEL]
+    )
     room = torch.cuda.mem_get_info()[0]
     hog = torch.empty(room - 4 * 2**30, dtype=torch.uint8, device="cuda")
     measured = measure_job_here(prepared.job, prepared.plan, [1, 128, 256])

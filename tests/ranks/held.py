@@ -11,6 +11,7 @@ from phalanx.engine.ema import WeightAverage
 from phalanx.engine.shards import local_part
 from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.strategies.fsdp import Fsdp
+from phalanx.engine.strategies.single import Single
 from phalanx.engine.trace import trace_recipe
 from phalanx.job import load_job
 from phalanx.planner.plan import Plan
@@ -36,7 +37,7 @@ def _strategy(path):
         from phalanx.engine.strategies.deepspeed import Deepspeed  # it changes torch for good
 
         return Deepspeed
-    return {"ddp": Ddp, "fsdp": Fsdp}[name]
+    return {"single": Single, "ddp": Ddp, "fsdp": Fsdp}[name]
 
 
 def _watch_averages(stack):

@@ -34,7 +34,8 @@ def hold(record, rank):
     recipe = load_recipe(job.recipe, job.options)
     dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
     process = Process(rank, WORLD, torch.device("cpu"), "fake", dist.group.WORLD)
-    precision = Precision(job.precision, process.device)
+    is_narrow = job.strategy == "fsdp"
+    precision = Precision(job.precision, process.device, is_frozen_narrow=is_narrow)
     if job.strategy == "fsdp":
         shards = job.fsdp.shard_ranks or WORLD
         strategy = make_fsdp(

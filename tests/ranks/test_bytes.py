@@ -22,8 +22,8 @@ ODD = {"blocks": 2, "gain": True, "cast": True, "frozen": True, "width": 23}
 SHORT = {"steps": 2, "global_batch_size": 12, "ema": {"decay": 0.9}, "evaluate": {"every": None}}
 
 
-def assert_as_predicted(pool, run, ranks):
-    held = pool.run("tests.ranks.held:train", ranks=ranks, path=str(run.path))
+def assert_as_predicted(pool, run, ranks, env=None):
+    held = pool.run("tests.ranks.held:train", ranks=ranks, env=env, path=str(run.path))
     expected, largest = predicted(run, ranks)
     assert held == expected
     assert sum(largest) == max(sum(share) for share in expected)

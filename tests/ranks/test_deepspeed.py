@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from phalanx.run.events import read_events
+from tests.fixtures.recipes.adapted import write_base
+from tests.ranks import test_pretrained
 from tests.ranks.pool import RankPool
 from tests.ranks.runs import (
     assert_same_bits,
@@ -50,7 +52,7 @@ def zero(folder, stage, *, ranks, options=None, **changes):
         folder,
         ranks=ranks,
         strategy="deepspeed",
-        options=OPTIONS | (options or {}),
+        options=options if "recipe" in changes else OPTIONS | (options or {}),
         **{"precision": "fp32", "deepspeed": settings, **changes},
     )
 
@@ -260,3 +262,21 @@ def test_a_rank_holds_what_the_planner_says(pool, tmp_path, stage, ranks, change
     # Two optimizer groups: ZeRO pads each.
     run = zero(tmp_path, stage, ranks=ranks, options=ODD | {"groups": True}, **SHORT, **changes)
     assert_as_predicted(pool, run, ranks)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_pretrained_weights_are_read_and_what_is_frozen_stays_where_it_is(pool, tmp_path, stage):
+    write_base(tmp_path / "base")
+    run = zero(
+        tmp_path,
+        stage,
+        ranks=2,
+        recipe=test_pretrained.RECIPE,
+        options={"base": str(tmp_path / "base")},
+        steps=6,
+        stop_after="3 steps",
+    )
+    train(pool, run, ranks=2)
+    assert weights(run).keys() == test_pretrained.SAVED
+    train(pool, change_run(run, stop_after=None), ranks=2, attempt=1)
+    test_pretrained.assert_close(run, tmp_path / "base", torch.float32, TOLERANCE)

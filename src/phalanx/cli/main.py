@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import bench, check, estimate, explain, plan, recipes, train, verify
+from phalanx.cli import bench, check, estimate, explain, export, plan, recipes, train, verify
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
+app.command("export")(export.export)
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

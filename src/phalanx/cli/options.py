@@ -18,6 +18,10 @@ _OVERRIDES = typer.Argument(
 
 # name -> (type, option); the order is the order in --help.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
+    "config": (
+        str | None,
+        typer.Option("--config", metavar="PRESET", help="A preset of the recipe: `preset=PRESET`."),
+    ),
     "gpus": (str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")),
     "cpu": (int | None, typer.Option("--cpu", help="Train on N CPU processes.")),
     "epochs": (int | None, typer.Option("--epochs", help="Passes over the data.")),
@@ -39,6 +43,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         typer.Option("--precision", help="auto, fp32, tf32, bf16, fp16 or fp64."),
     ),
+    "fp16": (bool | None, typer.Option("--fp16", help="The same as `--precision fp16`.")),
+    "bf16": (bool | None, typer.Option("--bf16", help="The same as `--precision bf16`.")),
     "strategy": (
         str | None,
         typer.Option("--strategy", help="auto, single, ddp, fsdp or deepspeed."),
@@ -88,6 +94,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 _KEYS = {
+    "config": "preset",
     "cpu": "devices.cpu",
     "lr": "optimizer.lr",
     "cache": "loader.cache",
@@ -158,13 +165,16 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         if name == "fsdp":
             _refuse_two_strategies(given)
             key, typed = "strategy", "fsdp"
+        elif name in ("fp16", "bf16"):
+            _refuse_two_precisions(given)
+            key, typed = "precision", name
         elif name == "gpus":
             key, typed = "devices.gpus", parse_gpus(value)
         elif name in ("save_every", "stop_after"):
             typed = f"{value[0]:g} {value[1]}"
         elif name == "batch_size" and "gradient_accumulation" in given:
             key = "batch_per_gpu"
-            notes.append(_per_gpu_note(value, given["gradient_accumulation"]))
+            notes.append(_per_gpu_note(value, given["gradient_accumulation"], given))
         instead = "global_batch_size" if key == "batch_per_gpu" else _INSTEAD.get(name)
         if instead is not None and instead.rpartition(".")[2] not in given:
             overrides.append(Override(instead, None, flag(name)))
@@ -190,6 +200,33 @@ def _refuse_two_strategies(given: dict[str, Any]) -> None:
         )
 
 
+def _refuse_two_precisions(given: dict[str, Any]) -> None:
+    from phalanx.errors import Finding, UserError
+
+    flags = [f"--{name}" for name in ("fp16", "bf16") if name in given]
+    if "precision" in given:
+        flags.append(f"--precision {given['precision']}")
+    if len(flags) > 1:
+        raise UserError(
+            Finding(
+                slug="two-precisions",
+                what=f"{' and '.join(flags)} ask for two precisions",
+                why="both are on the command line; a run has one",
+                fix=f"{flags[0]}, or {flags[1]}",
+            )
+        )
+
+
+def _count_ranks(given: dict[str, Any]) -> int | None:
+    """How many ranks the options say; None when that is left to the machine."""
+    if "cpu" in given:
+        return int(given["cpu"])
+    gpus = parse_gpus(given["gpus"]) if "gpus" in given else None
+    if isinstance(gpus, list):
+        return len(gpus)
+    return gpus if isinstance(gpus, int) else None
+
+
 def parse_gpus(text: str) -> Any:
     """`all` -> "all", `4` -> 4, `0,2` and `0,` -> ids; anything else is judged by the schema."""
     if "," in text:
@@ -198,12 +235,19 @@ def parse_gpus(text: str) -> Any:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def _per_gpu_note(batch: int, accumulation: int) -> Any:
+def _per_gpu_note(batch: int, accumulation: int, given: dict[str, Any]) -> Any:
     from phalanx.errors import Finding
 
+    ranks = _count_ranks(given)
+    unit = "CPU process" if "cpu" in given else "GPU"
+    product = f"{batch} x {accumulation} x the number of GPUs"
+    if ranks is not None:
+        plural = "" if ranks == 1 else "es" if "cpu" in given else "s"
+        total = batch * accumulation * ranks
+        product = f"{batch} x {accumulation} x {ranks} {unit}{plural} = {total} is the global batch"
     return Finding(
         slug="batch-per-gpu",
-        what=f"--batch-size {batch} is per GPU here: {batch} x {accumulation} x the number of GPUs",
+        what=f"--batch-size {batch} is per {unit} here: {product}",
         why="it was given together with --gradient-accumulation",
         fix=f"for a global batch of {batch} leave --gradient-accumulation out",
         severity="note",

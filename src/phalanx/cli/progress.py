@@ -10,7 +10,9 @@ from phalanx.cli import console
 from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.planner.plan import Plan
 from phalanx.run.events import Event
+from phalanx.run.sinks import SAMPLE_COLUMNS
 
+_SHOWN_SAMPLES = 2
 _LINE_EVERY_S = 10.0  # in a pipe a line for every logged step would bury the rest
 
 
@@ -125,6 +127,12 @@ class RunView:
             self.best = data
         self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
 
+    def _show_samples(self, event: Event) -> None:
+        width = console.stderr().width
+        for sample in event.data["samples"][:_SHOWN_SAMPLES]:
+            line = describe_sample(sample, width - 2)
+            console.stderr().print(f"  {line}", style="dim", markup=False)
+
     def use_plan(self, plan: Plan) -> None:
         """Go by another revision from here on."""
         self._plan = plan
@@ -142,6 +150,22 @@ class RunView:
 
     def _show_finding(self, event: Event) -> None:
         console.show_findings([Finding.from_json(event.data["finding"])])
+
+
+def describe_sample(sample: dict[str, str], width: int) -> str:
+    """`given -> made (wanted ...)` on one line; each part is cut where the line has no room."""
+    given, made, wanted = (" ".join(sample[name].split()) for name in SAMPLE_COLUMNS)
+    room = width - len(" ->  (wanted )")
+    parts = {"given": given, "made": made, "wanted": wanted}
+    # The shortest first: what they leave is for the longer ones.
+    for left, name in zip((3, 2, 1), sorted(parts, key=lambda n: len(parts[n])), strict=True):
+        parts[name] = _cut(parts[name], max(4, room // left))
+        room -= len(parts[name])
+    return f"{parts['given']} -> {parts['made']} (wanted {parts['wanted']})"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _make_bar() -> Any:

@@ -34,9 +34,10 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 
 @app.command("show")
 def show(name: Annotated[str, _NAME]) -> int:
-    """Show a recipe: what it trains, its job file, its options."""
+    """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
     from phalanx.cli import console
-    from phalanx.recipe.load import builtin_recipes, load_recipe_class
+    from phalanx.job.presets import describe_preset, list_presets
+    from phalanx.recipe.load import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
     if folder is not None:
@@ -44,12 +45,21 @@ def show(name: Annotated[str, _NAME]) -> int:
         console.say((folder / "job.yaml").read_text(encoding="utf-8"))
     else:
         _require_known(name)
-    options = load_recipe_class(name).Options.model_fields  # runs the recipe's code: imports torch
+    recipe = load_recipe_class(name)  # runs the recipe's code: imports torch
     rows = [
-        (key, str(field.default), " ".join((field.description or "").split()))
-        for key, field in options.items()
+        (
+            key,
+            str(field.get_default(call_default_factory=True)),
+            " ".join((field.description or "").split()),
+        )
+        for key, field in recipe.Options.model_fields.items()
     ]
     console.table(rows, header=("option", "default", "meaning"))
+    if presets := list_presets(folder or recipe_file(name).parent):
+        about = [(f"preset={key}", describe_preset(path)) for key, path in presets.items()]
+        console.table(about, header=("preset", "meaning"))
+    if recipe.export_forms:
+        console.table(recipe.export_forms.items(), header=("phalanx export --to", "meaning"))
     return 0
 
 

@@ -24,6 +24,7 @@ def train(
         str | None,
         typer.Option(
             "--resume",
+            "--resume-from-checkpoint",
             metavar="[RUN|CHECKPOINT]",
             help="Continue a run (the newest if none is named), or from one checkpoint.",
         ),
@@ -85,6 +86,8 @@ def _show_end(result: Result, prepared: Prepared) -> None:
         ("trained", f"{result.step or 0} steps in all, {format_seconds(result.seconds)} this time"),
         ("run", str(run)),
     ]
+    if (run / "final_model").is_dir():
+        rows.append(("model", str(run / "final_model")))
     if result.best is not None:
         rows.insert(2, ("best", result.best))
     console.table(rows)
@@ -107,6 +110,7 @@ def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
         (f"tensorboard --logdir {run}/tensorboard", "look at its curves"),
         (f"phalanx train --resume {run} {length}", "train on, to twice the length"),
     ]
+    commands.append((f"phalanx export {run}", "its best weights in one file for other tools"))
     if job.recipe in builtin_recipes():
         commands.append(
             (f"phalanx recipes copy {job.recipe} my_{job.recipe}", "a recipe of your own to edit")

@@ -1,6 +1,7 @@
 """The engine's processes: `python -m phalanx.engine launch FD` starts ranks as forks of itself,
 `python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
-`python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is."""
+`python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is,
+`python -m phalanx.engine export REQUEST RESULT` writes a checkpoint for other tools."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ def main(argv: list[str]) -> int:
         from phalanx.engine.trace import run_trace
 
         run_trace(Path(argv[1]), Path(argv[2]))
+        return 0
+    if argv[0] == "export":
+        from phalanx.engine.exporting import run_export
+
+        run_export(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "launch":
         from phalanx.engine.launch import serve

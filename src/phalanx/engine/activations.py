@@ -25,6 +25,7 @@ from phalanx.engine.as_cuda import HALF, as_cuda
 from phalanx.engine.blocks import find_blocks
 from phalanx.engine.blueprint import replace_tensors
 from phalanx.engine.data import choose_fetch, map_tensors, seed_globals
+from phalanx.engine.frozen import narrow_frozen
 from phalanx.engine.live import Live
 from phalanx.engine.operators import SAMPLES
 from phalanx.engine.recompute import recompute_in_backward
@@ -63,10 +64,16 @@ class Activations:
 
 
 def trace_activations(
-    recipe: Recipe, model: nn.Module, data: Any, *, compiled: Sequence[str] = ()
+    recipe: Recipe,
+    model: nn.Module,
+    data: Any,
+    *,
+    compiled: Sequence[str] = (),
+    is_frozen_narrow: bool = True,
 ) -> Activations:
-    """Activations of a recipe's loss, in some precisions also as compiled code has them. The model
-    is spoiled by it: its tensors become fake."""
+    """Activations of a recipe's loss, in some precisions also as compiled code has them; in bf16
+    with frozen weights in 16 bits, as a run has them. The model is spoiled by it: its tensors
+    become fake."""
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
@@ -80,10 +87,12 @@ def trace_activations(
         try:
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
-                found = _measure(recipe, fake, batch, keys, mode)
+                holding = _Holding(fake, mode, is_frozen_narrow)
+                found = _measure(recipe, fake, batch, keys, mode, holding)
                 if compiled:
                     fake = _built_fake(recipe, mode)
-                    _measure_compiled(recipe, fake, batch, keys, mode, found, compiled)
+                    holding = _Holding(fake, mode, is_frozen_narrow)
+                    _measure_compiled(recipe, fake, batch, keys, mode, holding, found, compiled)
         except Exception as error:
             unknown = unknown or _short(error)
         else:
@@ -92,7 +101,7 @@ def trace_activations(
     found = Activations(unknown=unknown)
     try:
         _refuse_large(count, needed)
-        found = _with_values(recipe, data, ids)
+        found = _with_values(recipe, data, ids, is_frozen_narrow)
         found.sampled = unknown
         found.compiled_unknown = unknown
     except Exception as error:
@@ -116,7 +125,27 @@ def _refuse_large(count: int, needed: int) -> None:
         )
 
 
-def _with_values(recipe: Recipe, data: Any, ids: np.ndarray[Any, Any]) -> Activations:
+class _Holding:
+    """The weights of a model without values, in the types that a run has in each precision."""
+
+    def __init__(self, model: nn.Module, mode: FakeTensorMode, is_frozen_narrow: bool) -> None:
+        self._model = model
+        self._mode = mode
+        self._is_used = is_frozen_narrow
+        self._narrowed: list[nn.Parameter] = []
+
+    def switch(self, precision: str) -> None:
+        with self._mode:
+            if precision == "bf16" and self._is_used:
+                self._narrowed += narrow_frozen(self._model, precision, HALF)
+            while precision != "bf16" and self._narrowed:
+                parameter = self._narrowed.pop()
+                parameter.data = torch.empty_like(parameter, dtype=torch.float32)
+
+
+def _with_values(
+    recipe: Recipe, data: Any, ids: np.ndarray[Any, Any], is_frozen_narrow: bool
+) -> Activations:
     """On tensors without values, with the answers that real ones gave."""
     seed_globals(0)
     model = recipe.model()
@@ -134,7 +163,8 @@ def _with_values(recipe: Recipe, data: Any, ids: np.ndarray[Any, Any]) -> Activa
             with warnings.catch_warnings(action="ignore"):
                 fake = _made_fake(model, mode)
                 answering = Answering(answers, samples=samples, is_rounded=is_rounded)
-                return _measure(recipe, fake, batch, keys, mode, answering)
+                holding = _Holding(fake, mode, is_frozen_narrow)
+                return _measure(recipe, fake, batch, keys, mode, holding, answering)
         except Exception as error:
             failed = failed or error
             model = recipe.model()
@@ -156,11 +186,13 @@ def _measure(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
+    holding: _Holding,
     answering: Answering | None = None,
 ) -> Activations:
     found = Activations()
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in _PRECISIONS:
+        holding.switch(name)
         live = _run(recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
         found.operators[name] = live.operators()
@@ -170,6 +202,7 @@ def _measure(
             answering.watch(blocks)
         recompute_in_backward(blocks, watch_buffers=False)
         for name in _PRECISIONS:
+            holding.switch(name)
             live = _run(
                 recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16"
             )
@@ -184,6 +217,7 @@ def _measure_compiled(
     batch: Batch,
     keys: Tensor,
     mode: FakeTensorMode,
+    holding: _Holding,
     found: Activations,
     precisions: Sequence[str],
 ) -> None:
@@ -196,6 +230,7 @@ def _measure_compiled(
 
     def run(name: str) -> Live:
         is_half = name == "bf16"
+        holding.switch(name)
         return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
 
     try:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from phalanx.engine.blocks import find_blocks
-from phalanx.engine.checkpoint import load_initial_weights
 from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
 from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed, stop_step
 from phalanx.engine.graph import GraphedStep
+from phalanx.engine.initial_weights import load_initial_weights
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
 from phalanx.engine.precision import Precision
+from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
 from phalanx.engine.recompute import recompute_in_backward
 from phalanx.engine.step import TrainStep
@@ -30,7 +31,7 @@ from phalanx.engine.strategies.exact import Exact
 from phalanx.engine.strategies.single import Single
 from phalanx.engine.strategies.together import Together
 from phalanx.engine.sync_batchnorm import BatchStatistics, synchronise_norms
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.planner.deepspeed import deepspeed_settings
 from phalanx.planner.plan import Plan
@@ -64,16 +65,22 @@ class Assembly:
             plan.precision.value,
             process.device,
             is_channels_last=plan.channels_last.value == "on",
+            # DeepSpeed makes its own copies of all weights, and keeps what is frozen in 16 bits.
+            is_frozen_narrow=plan.frozen_precision.value == "compute"
+            and plan.strategy.value != "deepspeed",
         )
         self.precision.configure()
+        self.pretrained = Pretrained(recipe.weights())
+        """What the recipe reads from files."""
+        self.findings: list[Finding] = []
+        """What was found on the way here."""
         self._statistics: BatchStatistics | None = None
         self._compiler = self._make_compiler()
         self.strategy = self._make_strategy()
         if self._compiler is not None:
             self._compiler.compile_loss(self.strategy)
         self._synchronise_norms()
-        if job.init_from is not None:
-            load_initial_weights(self.strategy, Path(job.init_from))
+        self._load_weights(say)
         optimizer = make_optimizer(recipe, self.strategy.model, job.optimizer, plan.lr.value)
         self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
         self._cache = self._open_cache()
@@ -96,12 +103,18 @@ class Assembly:
         """Names of the loss terms, where settling ran the model."""
         self.dropped: list[Dropped] = []
         """Rungs of speed that did not hold; they are off."""
-        self.findings: list[Finding] = []
-        """What settling found."""
         with during("settle"):
             self._settle(say)
         if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
             self.train_step = GraphedStep(strategy=self.strategy, schedule=schedule, seed=job.seed)
+
+    def _load_weights(self, say: Callable[[str], None]) -> None:
+        if self.pretrained.stored:
+            say(f"reading pretrained weights, {format_bytes(self.pretrained.num_bytes())}")
+            self.pretrained.load(self.strategy)
+        if self.job.init_from is not None:
+            source = Path(self.job.init_from)
+            self.findings += load_initial_weights(self.strategy, source, self.pretrained)
 
     def make_feed(self, start: int, wishes: Wishes) -> Feed:
         """The steps of this rank from one on; loader processes are forked here."""
@@ -148,8 +161,9 @@ class Assembly:
                 build=self.plan.build.value,
                 is_offloaded=self.plan.offload.value is not None,
                 adapt=self._adapt,
+                unread=self.pretrained.stored,
             )
-        model = self.precision.convert(self.recipe.model())
+        model = self.precision.convert(self.recipe.model(), unread=self.pretrained.stored)
         if self.plan.strategy.value == "deepspeed":
             from phalanx.engine.strategies.deepspeed import Deepspeed
 

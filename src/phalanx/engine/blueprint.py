@@ -167,12 +167,15 @@ class Blueprint:
         replace_tensors(self.model, lambda tensor: torch.empty_like(tensor, device=device))
 
     def fill(self, shards: Mapping[str, Shard]) -> None:
-        """Make every element that this rank holds; `shards` are those of parameters and buffers."""
+        """Make every element that this rank holds of these shards of parameters and buffers. The
+        operations of all others run too: random numbers come in the order of the whole."""
         for name, tensor in self._ready.items():
-            shards[name].copy_from(tensor)
+            if name in shards:
+                shards[name].copy_from(tensor)
         names: dict[int, list[str]] = {}
         for name, place in self._places.items():
-            names.setdefault(place.storage, []).append(name)
+            if name in shards:
+                names.setdefault(place.storage, []).append(name)
         real: dict[int, torch.UntypedStorage] = {}
         for operation, idle, done in self._with_ends():
             _run(operation, real)

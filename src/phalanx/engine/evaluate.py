@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from phalanx.engine.memory import during
 from phalanx.engine.strategies.base import Strategy
 from phalanx.planner.batch import deal, split_evenly
 from phalanx.planner.plan import Plan
-from phalanx.recipe.interface import Recipe
+from phalanx.recipe.interface import Recipe, Sample
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Evaluation:
     metrics: dict[str, float]
     samples: int
     seconds: float
+    made: list[Sample] = field(default_factory=list)
+    """What the model made of a few samples."""
 
 
 class Evaluator:
@@ -81,13 +83,20 @@ class Evaluator:
         try:
             with self._weights():
                 sums = self._local_sums()
+                made = self._make_samples()
                 self._strategy.after_evaluation()
         finally:
             for module in training:
                 module.training = True
         total, samples = self._reduce(sums)
         metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
-        return Evaluation(metrics, samples, time.perf_counter() - started)
+        return Evaluation(metrics, samples, time.perf_counter() - started, made)
+
+    def _make_samples(self) -> list[Sample]:
+        if type(self._recipe).samples is Recipe.samples:
+            return []
+        with torch.no_grad(), self._strategy.precision.autocast():
+            return self._strategy.samples()
 
     def _local_sums(self) -> dict[str, list[Any]]:
         """Each sum of each micro-batch of this rank, on the device."""

@@ -20,6 +20,14 @@ from phalanx.planner.footprint import CHANNELS_LAST, WITH_GRADIENTS, Line, upper
 from phalanx.planner.operators import Operator
 
 _DEVICE = torch.ops.prim.device.default
+_aten = torch.ops.aten
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+}
 _FUSED_NAME = "addcmul"
 _FUSED = torch.ops.aten.addcmul.default  # stands for any kernel that only reads and writes
 
@@ -51,6 +59,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._growth = Growth(model)
         self.recorder = Recorder(self._growth)
         self._compiled = Recorder(self._growth)
+        self._has_narrow = any(p.element_size() == 2 for p in model.parameters())
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self._fixed = self._batched = self._gradients = 0
         self.fronts = {kind: (_Front(), _Front()) for kind in ("always", "turned", "exact")}
@@ -108,6 +117,8 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two calls of three: autograd asks before every operator
         kwargs = kwargs or {}
+        if self._has_narrow and func in _PRODUCTS:
+            _refuse_mixed(func, args)
         out = func(*args, **kwargs)
         call = self.recorder.record(func, args, kwargs, out)
         for value in out if isinstance(out, (tuple, list)) else (out,):
@@ -159,3 +170,10 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._batched += size
         else:
             self._fixed += size
+
+
+def _refuse_mixed(func: Any, args: tuple[Any, ...]) -> None:
+    """As kernels do, but not their stand-ins for tensors without values."""
+    kinds = {str(arg.dtype) for arg in args if isinstance(arg, Tensor)}
+    if len(kinds) > 1:
+        raise TypeError(f"{func} of tensors of different dtype: {', '.join(sorted(kinds))}")

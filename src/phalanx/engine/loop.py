@@ -4,7 +4,7 @@ for step in feed:                     fetched, weighed and agreed on one step ah
     if must_save: save                a wish of time, agreed by all ranks
     if must_stop: save, end           a signal or a limit, agreed by all ranks
     run the step                      -> "step" every logging.every steps
-    if due or last: evaluate          -> "evaluate"; best and patience are updated
+    if due or last: evaluate          -> "evaluate", "samples"; best and patience are updated
     if due or best or last: save      -> "checkpoint"
     if out of patience: end
 """
@@ -113,6 +113,9 @@ class Loop:
             evaluation = self.evaluator.run()
             is_best = self._judge(evaluation)
             yield "evaluate", self._describe(evaluation, is_best)
+            if evaluation.made:
+                made = [sample._asdict() for sample in evaluation.made]
+                yield "samples", {"step": self.counters.step, "samples": made}
         if is_saved or is_best:
             yield from self._save(is_best=is_best)
 

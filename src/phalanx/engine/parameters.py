@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from phalanx.engine.blocks import Block
+from phalanx.engine.frozen import find_frozen
 from phalanx.planner.trace import Weight
 from phalanx.recipe.interface import Recipe
 
@@ -17,6 +18,7 @@ def list_weights(recipe: Recipe, model: nn.Module, blocks: Sequence[Block]) -> l
     group_of = {id(p): index for index, group in enumerate(groups) for p in group}
     block_of = {id(p): i for i, (_, block) in enumerate(blocks) for p in block.parameters()}
     known = [p for group in groups for p in group]
+    held = find_frozen(model)
     others = [p for p in model.parameters() if id(p) not in group_of]
     return [
         Weight(
@@ -26,6 +28,7 @@ def list_weights(recipe: Recipe, model: nn.Module, blocks: Sequence[Block]) -> l
             group_of.get(id(parameter)),
             block_of.get(id(parameter)),
             parameter.is_floating_point(),
+            held.get(parameter, ""),
         )
         for parameter in [*known, *others]
     ]

@@ -1,8 +1,9 @@
-"""Which arithmetic a step uses: autocast, loss scaling, TF32. Weights stay in fp32 (or fp64). Also
-where numbers lie in memory: with the channels of images last, if the plan says so."""
+"""Which arithmetic a step uses: autocast, loss scaling, TF32. Weights that learn stay in fp32 (or
+fp64). Also where numbers lie in memory: with the channels of images last, if the plan says so."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from phalanx.engine.data import map_tensors
+from phalanx.engine.frozen import narrow_frozen
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -17,10 +19,18 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     """The numeric choices of a run on one device."""
 
-    def __init__(self, name: str, device: torch.device, *, is_channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        *,
+        is_channels_last: bool = False,
+        is_frozen_narrow: bool = False,
+    ) -> None:
         self.name = name
         self.is_channels_last = is_channels_last
         self._device = device
+        self._is_frozen_narrow = is_frozen_narrow
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def configure(self) -> None:
@@ -31,8 +41,11 @@ class Precision:
         torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = is_tf32
 
-    def convert(self, model: nn.Module) -> nn.Module:
-        """The model in the dtype its weights are kept in."""
+    def convert(self, model: nn.Module, *, unread: Container[str] = ()) -> nn.Module:
+        """The model in the types its weights are kept in; those named in `unread` have no values
+        yet."""
+        if self._is_frozen_narrow and self.half is not None:
+            narrow_frozen(model, self.name, self.half, unread=unread)
         return model.double() if self.name == "fp64" else model
 
     def convert_batch(self, tree: Any) -> Any:

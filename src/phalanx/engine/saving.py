@@ -8,12 +8,15 @@ from typing import Any
 
 from phalanx.engine.checkpoint import load_average, load_checkpoint, save_checkpoint
 from phalanx.engine.ema import WeightAverage, begin_average, ema_findings
+from phalanx.engine.exporting import export_beside, is_average_used
 from phalanx.engine.loop import Counters
+from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
+from phalanx.recipe.interface import Recipe
 from phalanx.run.checkpoints import (
     STATE_FILE,
     SavedCheckpoint,
@@ -37,6 +40,8 @@ class Saving:
         process: Process,
         events: EventWriter,
         strategy: Strategy,
+        pretrained: Pretrained,
+        recipe: Recipe,
     ) -> None:
         self._run = run
         self._job = job
@@ -44,6 +49,9 @@ class Saving:
         self._process = process
         self._events = events
         self._strategy = strategy
+        self._pretrained = pretrained
+        self._recipe = recipe
+        self._said: set[Finding] = set()
         self.average: WeightAverage | None = None
         """Made by `load`, because it starts from the weights of the first step."""
 
@@ -51,7 +59,7 @@ class Saving:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""
         saved = self._find()
         if saved is not None:
-            load_checkpoint(saved, self._strategy)
+            load_checkpoint(saved, self._strategy, self._pretrained)
         self.average = begin_average(self._job.ema, self._strategy)
         if saved is not None:
             record = saved.state.get("ema")
@@ -70,6 +78,8 @@ class Saving:
             folder,
             strategy=self._strategy,
             average=self.average,
+            pretrained=self._pretrained,
+            add_files=self._add_files,
             state={
                 **counters.to_json(),
                 "consumed": self._plan.batch.consumed_after(counters.step),
@@ -84,6 +94,11 @@ class Saving:
         self._say([problem] if problem else [])
         relative = path.relative_to(self._run.path).as_posix()
         return {"step": counters.step, "path": relative, "bytes": folder_bytes(path)}
+
+    def _add_files(self, folder: Path) -> None:
+        found = export_beside(self._recipe, folder, is_average=is_average_used(self._job))
+        self._say([finding for finding in found if finding not in self._said])
+        self._said.update(found)  # the next checkpoint's would be the same
 
     def _find(self) -> SavedCheckpoint | None:
         """The newest good checkpoint, chosen by the first rank for all."""

@@ -9,6 +9,7 @@ has to be put together afterwards.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _CHUNK_BYTES = 64 * 2**20  # what is read at a time; nothing larger passes through host memory
+_SAMPLED_BYTES = 4096  # of a tensor at a time, for a fingerprint
 _MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit
 
 
@@ -112,13 +114,18 @@ class TensorFile:
             size = int.from_bytes(file.read(8), "little")
             if not 0 < size <= _MAX_HEADER_BYTES:
                 raise ValueError(f"`{path}` is no safetensors file: a header of {size} bytes")
-            entries = json.loads(file.read(size))
+            self._header = file.read(size)
+            entries = json.loads(self._header)
+            length = file.seek(0, os.SEEK_END)
         entries.pop("__metadata__", None)
         self._begin = 8 + size
         self._entries = {
-            str(name): (_DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"])
+            str(name): (entry["dtype"], tuple(entry["shape"]), entry["data_offsets"])
             for name, entry in entries.items()
         }
+        whole = self._begin + max((end for _, _, (_, end) in self._entries.values()), default=0)
+        if length < whole:
+            raise ValueError(f"`{path}` ends too early: {length:,} of {whole:,} bytes")
 
     @property
     def names(self) -> Iterable[str]:
@@ -128,9 +135,20 @@ class TensorFile:
         shape: tuple[int, ...] = self._entries[name][1]
         return shape
 
+    def fingerprint(self) -> str:
+        """Hash of all names, shapes and types, and of a few KiB of each tensor, at its beginning
+        and in its middle: tells files of weights apart without reading gigabytes."""
+        digest = hashlib.sha256(self._header)
+        with self._path.open("rb") as file:
+            for _, _, (begin, end) in self._entries.values():
+                for place in (begin, (begin + end) // 2):
+                    file.seek(self._begin + place)
+                    digest.update(file.read(min(_SAMPLED_BYTES, end - place)))
+        return digest.hexdigest()
+
     def read(self, name: str) -> Tensor:
         """A whole tensor, in the file's type."""
-        dtype, shape, _ = self._entries[name]
+        dtype, shape, _ = self._entry(name)
         whole = torch.empty(shape, dtype=dtype)
         self.read_into(name, Shard(whole, shape))
         return whole
@@ -138,7 +156,7 @@ class TensorFile:
     @torch.no_grad()
     def read_into(self, name: str, shard: Shard) -> None:
         """Copy a range from the file into the shard's tensor, in its type and on its device."""
-        dtype, shape, (begin, end) = self._entries[name]
+        dtype, shape, (begin, end) = self._entry(name)
         if shape != shard.shape or end - begin != prod(shape) * dtype.itemsize:
             raise ValueError(f"`{name}` is {list(shape)} in {self._path}, here {list(shard.shape)}")
         target = shard.tensor.detach()
@@ -155,6 +173,12 @@ class TensorFile:
                     part.copy_(buffer)
         if not target.is_contiguous():
             target.copy_(flat.view(target.shape))
+
+    def _entry(self, name: str) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:
+        kind, shape, place = self._entries[name]
+        if kind not in _DTYPES:
+            raise ValueError(f"`{name}` in {self._path} is of type {kind}: known: {list(_DTYPES)}")
+        return _DTYPES[kind], shape, place
 
 
 def _fill(file: object, buffer: memoryview, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def trace_recipe(
         findings = list(recipe.check())
         if errors_of(findings):
             return None, findings
-        return _trace(spec, recipe, compiled), findings
+        trace = _trace(spec, recipe, compiled)
+        about = [finding.to_json() for finding in recipe.check_weights()]
+        return replace(trace, weights_findings=about), findings
     except UserError as error:
         return None, error.findings
     except Exception as error:
@@ -91,6 +94,13 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
     activations = trace_activations(recipe, model, train, compiled=compiled)
+    frozen_unknown = None
+    if activations.unknown is not None and any(weight.held for weight in weights):
+        model = _model_without_memory(recipe)
+        wide = trace_activations(recipe, model, train, compiled=compiled, is_frozen_narrow=False)
+        if wide.unknown is None:
+            activations, frozen_unknown = wide, activations.unknown
+            weights = [weight._replace(held="") for weight in weights]
     kept, cache_finding = examine_data(train)
     return Trace(
         recipe_fingerprint=recipe_fingerprint(spec),
@@ -126,6 +136,7 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
         checkpointed_operators=activations.checkpointed_operators,
         activations_sampled=activations.sampled,
         activations_unknown=activations.unknown,
+        frozen_unknown=frozen_unknown,
         compiled_unknown=activations.compiled_unknown,
     )
 

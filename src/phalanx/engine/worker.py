@@ -12,6 +12,7 @@ from phalanx.engine.assembly import Assembly
 from phalanx.engine.data_fingerprint import check_remembered
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
+from phalanx.engine.exporting import export_final
 from phalanx.engine.failure import describe_failure
 from phalanx.engine.fast_path import say_dropped
 from phalanx.engine.feeding import make_wishes
@@ -44,15 +45,19 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         job = load_job(run.job_file).job
-        with listening, join(plan) as process:
-            device = str(process.device)
-            try:
-                outcome = _work(run, job, plan, process, events, stop)
-            except Exception as error:
-                # Recorded before this rank leaves its peers: they fail then, and all are ended.
-                failure = describe_failure(error, rank=rank, device=device, run=run)
-                events.write("outcome", **failure)
-                raise
+        with listening:
+            with join(plan) as process:
+                device = str(process.device)
+                try:
+                    outcome = _work(run, job, plan, process, events, stop)
+                except Exception as error:
+                    # Recorded before this rank leaves its peers: they fail then, and all are ended.
+                    failure = describe_failure(error, rank=rank, device=device, run=run)
+                    events.write("outcome", **failure)
+                    raise
+            # After the ranks have parted: nobody waits for it.
+            if rank == 0 and outcome["status"] == "finished" and _is_kept(plan):
+                export_final(run, job, events)
     except Exception as error:
         if failure is None:
             failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -62,6 +67,11 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
         events.write("outcome", **outcome)
     events.close()
     return outcome["status"] in ("finished", "stopped")
+
+
+def _is_kept(plan: Plan) -> bool:
+    """Whether a run is trained to be used, not to be measured or compared."""
+    return plan.measured_micro_batches is None and not plan.is_recorded
 
 
 def _work(
@@ -115,7 +125,16 @@ class Worker:
             if parts.fast_path.is_compared and not parts.dropped:
                 self.events.write("compared", rungs=parts.fast_path.rungs())
         # After settling: the discarded passes must not see (or touch) what is loaded here.
-        saving = Saving(self.run, job, plan, process, self.events, parts.strategy)
+        saving = Saving(
+            self.run,
+            job,
+            plan,
+            process,
+            self.events,
+            parts.strategy,
+            parts.pretrained,
+            self.recipe,
+        )
         saved = saving.load()
         counters = Counters.from_json(saved.state) if saved is not None else Counters()
         parts.strategy.resume()

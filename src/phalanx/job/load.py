@@ -29,6 +29,7 @@ from phalanx.job.keys import (
     wrong_value,
 )
 from phalanx.job.origin import DEFAULT, Origin, format_value, parse_scalar, show
+from phalanx.job.presets import take_preset
 from phalanx.job.read import MAX_DEPTH, compose, read_text, too_deep
 from phalanx.job.schema import Job
 
@@ -87,8 +88,10 @@ class LoadedJob:
 def load_job(
     source: Path | str | Mapping[str, Any], overrides: Sequence[Override | str] = ()
 ) -> LoadedJob:
-    """Read a job from a file path or a mapping; raise one UserError with every problem found."""
+    """Read a job from a file path or a mapping; raise one UserError with every problem found.
+    `preset=NAME` reads a file of that name in `presets/` beside the job file instead of it."""
     draft = _Draft()
+    source, overrides = take_preset(source, overrides)
     path = None if isinstance(source, Mapping) else Path(source)
     if isinstance(source, Mapping):
         draft.add((), source, Origin("python"))

@@ -285,7 +285,11 @@ class Job(_Strict):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of sample order, per-sample randomness, dropout and initial weights."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
-    """Arithmetic; `auto` goes by the GPU's compute capability. Weights stay in fp32."""
+    """Arithmetic; `auto` goes by the GPU's compute capability. Weights that learn stay in fp32."""
+    frozen_precision: Literal["auto", "full", "compute"] = "auto"
+    """How weights that do not learn are held under bf16 and fp16: `compute` holds those of linear
+    layers, convolutions and (in bf16) embeddings in that precision, which takes half the memory and
+    saves casts; `full` holds them in fp32. `auto` is `compute` where there are any."""
     strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = "auto"
     """How ranks share the work: `ddp` holds the model on every rank, `fsdp` and `deepspeed` spread
     it."""

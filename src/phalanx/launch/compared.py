@@ -25,6 +25,7 @@ _CHOICES = (
     "shard_ranks",
     "offload",
     "precision",
+    "frozen_precision",
     "determinism",
     "sync_batchnorm",
     "activation_checkpointing",

@@ -125,6 +125,7 @@ def prepare(
     _raise_if_errors(findings)
     if trace is None:
         raise UserError(findings)
+    findings += _about_weights(trace, is_needed=launcher is not None)
     job = job.model_copy(update={"options": trace.options})
     previous = continued.plan if continued is not None else None
     on_cpu = job.devices.cpu is not None
@@ -315,6 +316,15 @@ def _judge_gpus(loaded: LoadedJob, machine: Machine, *, is_elsewhere: bool) -> l
 def _relevant(findings: list[Finding]) -> list[Finding]:
     """What a person who trains wants to hear about the machine: problems, not notes."""
     return [finding for finding in findings if finding.severity == "warning"]
+
+
+def _about_weights(trace: Trace, *, is_needed: bool) -> list[Finding]:
+    """Pretrained weights that are not there: whoever only plans can do without."""
+    findings = [Finding.from_json(record) for record in trace.weights_findings]
+    if is_needed:
+        _raise_if_errors(findings)
+        return findings
+    return [replace(f, severity="warning") if f.severity == "error" else f for f in findings]
 
 
 def _raise_if_errors(findings: list[Finding]) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding
+from phalanx.launch.engine_child import ask_engine, findings_of
 from phalanx.planner.trace import Trace
 
 _TIMEOUT_S = 600
@@ -23,31 +18,12 @@ AskTrace = Callable[[str, dict[str, Any], tuple[str, ...]], Answer]
 
 def trace_recipe(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either."""
-    with tempfile.TemporaryDirectory(prefix="phalanx-trace-") as folder:
-        request, result = Path(folder, "request.json"), Path(folder, "result.json")
-        asked = {"recipe": spec, "options": options, "compiled": compiled}
-        request.write_text(json.dumps(asked), encoding="utf-8")
-        argv = [sys.executable, "-m", "phalanx.engine", "trace", str(request), str(result)]
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # planning touches no GPU
-        try:
-            done = subprocess.run(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, [_silent(spec, f"it did not answer within {_TIMEOUT_S} s")]
-        if not result.is_file():
-            lines = done.stderr.strip().splitlines()[-3:]
-            return None, [_silent(spec, f"exit code {done.returncode}: {' | '.join(lines)}")]
-        answer = json.loads(result.read_text(encoding="utf-8"))
+    asked = {"recipe": spec, "options": options, "compiled": compiled}
+    answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S)
+    if answer is None:
+        return None, [_silent(spec, silent_because)]
     trace = Trace.from_json(answer["trace"]) if answer["trace"] else None
-    return trace, [Finding.from_json(record) for record in answer["findings"]]
+    return trace, findings_of(answer)
 
 
 def _silent(spec: str, why: str) -> Finding:

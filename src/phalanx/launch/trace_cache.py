@@ -121,6 +121,8 @@ def _recall(key: str) -> Answer | None:
         trace = Trace.from_json(record["trace"])
         if not 0 <= age_s < LIFE_S or record["named"] != _named(trace.options):
             return None
+        if trace.weights_findings:  # they may have been fetched, to where nobody looks here
+            return None
         findings = [Finding.from_json(entry) for entry in record["findings"]]
         return trace, [*findings, _from_memory(age_s)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -7,7 +7,14 @@ _BATCH = ("global_batch_size", "batch_per_gpu", "gradient_accumulation")
 _LENGTH = ("epochs", "steps")
 _RUNGS = ("compile", "channels_last", "cuda_graph", "fast")
 _TIME = (*_DEVICES, *_BATCH, "precision", "activation_checkpointing", *_RUNGS, "loader.workers")
-_MEMORY = ("micro_batch_size", "activation_checkpointing", *_RUNGS[:2], "precision", "strategy")
+_MEMORY = (
+    "micro_batch_size",
+    "activation_checkpointing",
+    *_RUNGS[:2],
+    "precision",
+    "frozen_precision",
+    "strategy",
+)
 
 FEEDS: dict[str, tuple[str, ...]] = {
     "device": ("devices.gpus", "devices.cpu"),
@@ -25,6 +32,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
         "strategy",
     ),
     "precision": ("precision",),
+    "frozen_precision": ("frozen_precision", "precision", "strategy"),
     "determinism": ("determinism",),
     "sync_batchnorm": ("sync_batchnorm",),
     "activation_checkpointing": _MEMORY,

@@ -24,7 +24,7 @@ from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Plan
 from phalanx.planner.probed import probe_seconds
 from phalanx.planner.rates import GRAPH_HOST_S, HOST_STEP_S, Rates
-from phalanx.planner.shares import Layout, layout_of, weights_of, whole_gradients
+from phalanx.planner.shares import Layout, layout_of, weights_of, whole_gradients, whole_weights
 from phalanx.planner.timing import Compute, time_accumulation, time_update
 from phalanx.planner.trace import Trace
 
@@ -208,7 +208,7 @@ class Forecaster:
         return time_offload(
             plan,
             self.placement.cards,
-            weight_bytes=self.trace.parameter_bytes,
+            weight_bytes=whole_weights(weights_of(self.trace), self._layout(plan)),
             gradient_bytes=gradient_bytes,
             state_copies=self._layout(plan).moments,
             slots=slots,

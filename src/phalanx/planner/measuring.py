@@ -65,6 +65,11 @@ def job_key(plan: Plan) -> str:
         "determinism": plan.determinism.value,
         "activation_checkpointing": plan.activation_checkpointing.value,
         # Only where it is on: what was measured before there was such a key counts.
+        **(
+            {"frozen_precision": "compute"}
+            if plan.frozen_precision.value == "compute" and plan.strategy.value != "deepspeed"
+            else {}
+        ),
         **{
             name: "on"
             for name in ("compile", "channels_last", "cuda_graph")

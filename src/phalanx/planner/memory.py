@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu
 from phalanx.planner.batch import deal
-from phalanx.planner.deepspeed import BUCKET
 from phalanx.planner.footprint import (
     CHANNELS_LAST,
     COMPILED,
@@ -20,6 +18,7 @@ from phalanx.planner.footprint import (
     Parts,
     upper_lines,
 )
+from phalanx.planner.gathered import Copies, copies_less, gathered_by
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.room import (
     TENSORS_SPREAD,
@@ -59,9 +58,8 @@ def make_footprint(
     traced += COMPILED * is_compiled
     if job.channels_last == "on" and traced + CHANNELS_LAST in trace.activation_bytes:
         traced += CHANNELS_LAST
-    # Where weights are in 16 bits already, autocast makes no copies of them.
-    uncopied = trace.parameter_bytes // 2 if is_half and strategy in ("fsdp", "deepspeed") else 0
-    gathered = _gathered(job, trace, is_half, strategy)
+    less = copies_less(job, trace, weights, strategy) if is_half else Copies()
+    gathered = gathered_by(job, trace, is_half, strategy)
     return Footprint(
         weight_bytes=share.weights,
         gradient_bytes=gradients,
@@ -72,13 +70,13 @@ def make_footprint(
         unreduced_bytes=wide * gathered.block_gradients,
         last_reduced_bytes=wide * gathered.outside_gradients,
         input_bytes=trace.input_bytes or 0,
-        kept=_changed(trace.activation_bytes.get(traced), wide, uncopied),
-        checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, uncopied),
+        kept=_changed(trace.activation_bytes.get(traced), wide, less.kept),
+        checkpointed=_changed(trace.checkpointed_bytes.get(traced), wide, less.checkpointed),
         kept_with_gradients=_changed(
-            trace.activation_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
+            trace.activation_bytes.get(traced + WITH_GRADIENTS), wide, less.kept
         ),
         checkpointed_with_gradients=_changed(
-            trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, uncopied
+            trace.checkpointed_bytes.get(traced + WITH_GRADIENTS), wide, less.checkpointed
         ),
         workspace_bytes=_workspaces(cards),
         source=(
@@ -131,43 +129,6 @@ def _offloaded(strategy: str, offload: str) -> list[str]:
     return ["optimizer", "average"] * ("optimizer" in offload) + ["weights"] * (
         "weights" in offload
     )
-
-
-class _Gathered(NamedTuple):
-    """Bytes that a rank has of other ranks' shards, besides its own."""
-
-    weights: int = 0
-    block_gradients: int = 0
-    outside_gradients: int = 0
-
-
-def _gathered(job: Job, trace: Trace, is_half: bool, strategy: str) -> _Gathered:
-    """FSDP2 in torch 2.13, with B bytes in the largest block and R outside of the blocks:
-
-    forward, in a block:    R + B gathered + B of the buffer it was gathered in, which stays until
-                            the next block is gathered (comm_ctx.all_gather_state)
-    the loss:               R + B: the buffer of the last block
-    backward, in a block:   R + B gathered + B of the buffer of the next one, fetched ahead;
-                            its gradients, B; the input of the last reduction, B in fp32
-    its end:                gradients of R, and the input of their reduction, R in fp32; no weights
-
-    Weights and their gradients are in 16 bits under bf16 and fp16. So R + 2 B of weights are there
-    all the time (an upper bound at the loss: B too many), and up to 2 B of gradients later.
-    tests/ranks/test_bytes.py counts these storages.
-
-    DeepSpeed reduces gradients in a bucket, which it allocates at once."""
-    block, outside = trace.largest_block_bytes, trace.outside_bytes
-    narrow = 2 if is_half else 1
-    if strategy == "deepspeed":
-        bucket = min(trace.parameter_bytes, 4 * BUCKET) // narrow
-        weights = (outside + 2 * block) // narrow if job.deepspeed.stage == 3 else 0
-        return _Gathered(weights + bucket)
-    if strategy != "fsdp":
-        return _Gathered()
-    weights = outside + 2 * block
-    if not job.fsdp.reshard_after_forward:
-        weights = trace.parameter_bytes + block
-    return _Gathered(weights // narrow, block // narrow + block, outside // narrow + outside)
 
 
 def _changed(lines: list[Line] | None, wide: int, less: int) -> list[Line] | None:

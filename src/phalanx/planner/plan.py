@@ -54,6 +54,8 @@ class Plan:
     all, by FSDP."""
     precision: Decision[str]
     """`fp32`, `tf32`, `bf16`, `fp16` or `fp64`."""
+    frozen_precision: Decision[str] = Decision("full", "fp32, as everything else")
+    """`full` or `compute`: whether frozen weights are held in fp32 or in `precision`."""
     determinism: Decision[str]
     """`resume` or `fast`."""
     sync_batchnorm: Decision[bool] = Decision(False, "sync_batchnorm = false")

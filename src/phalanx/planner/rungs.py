@@ -182,6 +182,11 @@ def _against_graph(trace: Trace, plan: Plan) -> _Against | None:
         return _Against("the host updates the weights", "cuda_graph=auto")
     if plan.determinism.value == "exact":
         return _Against("determinism = exact adds up slots one by one", "cuda_graph=auto")
+    if plan.precision.value == "fp64":
+        return _Against(
+            "torch's fused optimizers read their rate from the device in fp32 only",
+            "precision=fp32",
+        )
     if plan.is_recorded:
         return _Against("the run is recorded", "cuda_graph=auto")
     values = trace.activations_sampled or trace.activations_unknown

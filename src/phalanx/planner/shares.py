@@ -45,6 +45,8 @@ class Layout:
     """Tensors of a parameter's size that the optimizer keeps for it."""
     counts_steps: bool = True
     is_averaged: bool = False
+    is_frozen_narrow: bool = False
+    """Whether frozen weights are held in the precision of the run where they may be."""
     always_gathered: int = _ALWAYS_GATHERED
     sub_group: int = _SUB_GROUP
 
@@ -58,7 +60,10 @@ class Layout:
             return weight.itemsize
         if self.precision == "fp64":
             return 8
-        return 2 if self.is_half and self.strategy == "deepspeed" else weight.itemsize
+        if self.is_half and self.strategy == "deepspeed":
+            return 2
+        is_narrow = self.is_frozen_narrow and weight.may_be_narrow(self.precision)
+        return 2 if is_narrow else weight.itemsize
 
     def state(self, elements: int, itemsize: int, tensors: int = 1) -> int:
         """Bytes of the optimizer for some elements in some tensors."""
@@ -82,6 +87,7 @@ def layout_of(job: Job, *, strategy: str, precision: str, shards: int) -> Layout
         moments=2 if is_adamw else int(bool(job.optimizer.momentum)),
         counts_steps=is_adamw,
         is_averaged=job.ema.decay is not None,
+        is_frozen_narrow=job.frozen_precision != "full",
         always_gathered=_number(zero, "stage3_param_persistence_threshold", _ALWAYS_GATHERED),
         sub_group=_number(zero, "sub_group_size", _SUB_GROUP),
     )
@@ -136,6 +142,11 @@ def largest_share(weights: Sequence[Weight], layout: Layout) -> Share:
         for rank, elements in enumerate(_touched(group, layout.shards)):
             most[rank] += elements * layout.itemsize(group[0])
     return share_of(weights, layout, most.index(max(most)))
+
+
+def whole_weights(weights: Iterable[Weight], layout: Layout) -> int:
+    """Bytes of the whole model."""
+    return sum(w.elements * layout.itemsize(w) for w in weights)
 
 
 def whole_gradients(weights: Iterable[Weight], layout: Layout) -> int:

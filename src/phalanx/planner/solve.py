@@ -27,6 +27,7 @@ from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
 from phalanx.planner.fit import fit_findings
 from phalanx.planner.forecast_reasons import with_forecast
 from phalanx.planner.forecaster import Forecaster
+from phalanx.planner.frozen import choose_frozen_precision, frozen_by_deepspeed
 from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
@@ -100,6 +101,9 @@ def _solve(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
+    frozen = choose_frozen_precision(job, trace, precision.value, previous)
+    # As is whatever is predicted from here on.
+    job = job.model_copy(update={"frozen_precision": frozen.value})
     chosen, problems = choose_strategy(job, placement, machine, trace, precision.value)
     findings += problems
     synced, problems = choose_sync_batchnorm(job, ranks=ranks, trace=trace)
@@ -128,9 +132,10 @@ def _solve(
     # What is predicted from here on.
     job = job.model_copy(update={"compile": compiled.value, "channels_last": channels_last.value})
     if chosen.strategy.value == "deepspeed":
+        frozen = frozen_by_deepspeed(precision.value)
         findings += deepspeed_findings(job, device=device, precision=precision.value)
-    frozen = previous.global_batch_size.value if previous is not None else None
-    sizes = choose_batch(job, ranks, frozen)
+    kept_size = previous.global_batch_size.value if previous is not None else None
+    sizes = choose_batch(job, ranks, kept_size)
     if previous is not None:
         sizes, changes = keep_micro_batch(sizes, previous, ranks)
         findings += changes + ignored_batch(job, previous)
@@ -160,6 +165,7 @@ def _solve(
         zero_stage=choose_zero_stage(job, chosen.strategy.value),
         offload=chosen.offload,
         precision=precision,
+        frozen_precision=frozen,
         determinism=determinism,
         sync_batchnorm=synced,
         compile=compiled,

@@ -21,6 +21,13 @@ class Weight(NamedTuple):
     block: int | None = None
     """The repeated part that it is in."""
     is_floating: bool = True
+    held: str = ""
+    """`half` where it is frozen and may be held in 16 bits under bf16 and fp16, `bf16` where that
+    is so under bf16 only."""
+
+    def may_be_narrow(self, precision: str) -> bool:
+        """Whether it may be held in 16 bits."""
+        return (self.held == "half" and precision in ("bf16", "fp16")) or self.held == precision
 
     @property
     def elements(self) -> int:
@@ -110,6 +117,10 @@ class Trace:
     """Why a forward on real samples was needed to run the model on tensors without values."""
     activations_unknown: str | None = None
     """Why the model could not be run on tensors without values."""
+    frozen_unknown: str | None = None
+    """Why the model cannot be run with its frozen weights in 16 bits, where it cannot."""
+    weights_findings: list[dict[str, Any]] = field(default_factory=list)
+    """What stands between the recipe and its pretrained weights; planning needs none."""
     compiled_unknown: str | None = None
     """Why that could not be told of compiled code. Where it was asked for, bytes and operators are
     also there by `fp32+compiled` and `bf16+compiled`."""

@@ -2,6 +2,7 @@
 
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe import keys
+from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
     Batch,
     Data,
@@ -27,6 +28,7 @@ __all__ = [
     "Tensors",
     "Term",
     "UserError",
+    "attend_causally",
     "cache_folder",
     "did_you_mean",
     "keys",

@@ -19,8 +19,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.job.presets import list_presets
 from phalanx.recipe.interface import Recipe
 
+_COPIED = (".py", ".yaml", ".md", ".jsonl")
 _BUILTIN = Path(__file__).parent.parent / "recipes"
 
 
@@ -207,18 +209,21 @@ def _option_finding(item: ErrorDetails, options: type[BaseModel]) -> Finding:
 
 def copy_recipe(folder: Path, target: Path) -> list[Path]:
     """Copy a built-in recipe so that it works on its own: its files import each other by name and
-    its job file names the copy."""
+    its job file and presets name the copy."""
     target.mkdir(parents=True)
     package = f"phalanx.recipes.{folder.name}."
+    own = f"recipe: {target / 'recipe.py'}:{_class_name(folder / 'recipe.py')}"
     written = []
-    for source in sorted(folder.iterdir()):
-        if source.suffix not in (".py", ".yaml", ".md") or source.name == "__init__.py":
+    for source in sorted([*folder.iterdir(), *list_presets(folder).values()]):
+        if source.suffix not in _COPIED or source.name == "__init__.py":
             continue
-        text = source.read_text(encoding="utf-8").replace(f"from {package}", "from ")
-        if source.name == "job.yaml":
-            own = f"recipe: {target / 'recipe.py'}:{_class_name(folder / 'recipe.py')}"
+        text = source.read_text(encoding="utf-8")
+        if source.suffix == ".py":
+            text = text.replace(f"from {package}", "from ")
+        elif source.suffix == ".yaml":
             text = text.replace(f"recipe: {folder.name}\n", f"{own}\n")
-        path = target / source.name
+        path = target / source.relative_to(folder)
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written

@@ -3,8 +3,10 @@
     checkpoints/checkpoint-120/
       manifest.json            every file with size and sha256; written last
       state.json               position, counters, what the run must still be to resume
-      model.safetensors optimizer.safetensors
+      model.safetensors        weights, without what is frozen and lies in files of its own
+      optimizer.safetensors
       ema/model.safetensors    the averaged weights, when the job asks for an average
+      ...                      what the recipe writes beside them for other tools
     checkpoints/latest -> checkpoint-120      checkpoints/best -> checkpoint-96
 
 Tensors are the engine's business; this module knows files and does not import torch.
@@ -14,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding
-from phalanx.run.directory import swap_link, sync_folder, write_atomic
+from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atomic
 
 SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+MODEL_FILE = "model.safetensors"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 
 
@@ -47,29 +49,11 @@ def checkpoint_name(step: int) -> str:
 
 @contextmanager
 def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
-    """A temporary folder to write into; on success it becomes `checkpoint-STEP` in one rename."""
-    temporary = folder / f".{checkpoint_name(step)}.{os.getpid()}.{secrets.token_hex(3)}.tmp"
-    temporary.mkdir(parents=True)
-    try:
+    """A temporary folder to write into; on success it becomes `checkpoint-STEP` in one rename. The
+    same step may be saved again (stopped right after a regular save): the new one is as good."""
+    with new_folder(folder / checkpoint_name(step)) as temporary:
         yield temporary
         _write_manifest(temporary, step)
-        final = folder / checkpoint_name(step)
-        if final.exists():
-            # The same step saved again (stopped right after a regular save): the new one is as
-            # good; moving the old aside first keeps the rename atomic on every file system.
-            aside = folder / f".{final.name}.{secrets.token_hex(3)}.old"
-            final.rename(aside)
-            try:
-                temporary.rename(final)
-            except OSError:
-                aside.rename(final)
-                raise
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            temporary.rename(final)
-        sync_folder(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_manifest(folder: Path, step: int) -> None:
@@ -77,17 +61,12 @@ def _write_manifest(folder: Path, step: int) -> None:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {
             "bytes": path.stat().st_size,
             "sha256": digest,
         }
     manifest = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
-    manifest_file = folder / "manifest.json"
-    write_atomic(manifest_file, json.dumps(manifest, indent=2))
-    for name in files:
-        # safetensors writes files only their owner can read; the umask is the user's own choice.
-        shutil.copymode(manifest_file, folder / name)
+    write_atomic(folder / MANIFEST_FILE, json.dumps(manifest, indent=2))
 
 
 def verify_checkpoint(path: Path) -> Finding | None:
@@ -103,7 +82,7 @@ def verify_checkpoint(path: Path) -> Finding | None:
         )
 
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         files = {
             str(name): (int(facts["bytes"]), str(facts["sha256"]))
             for name, facts in manifest["files"].items()
@@ -154,6 +133,20 @@ def latest_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
         assert problem is not None
         problems.append(problem)
     return None, problems
+
+
+def best_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
+    """The best checkpoint if there is one and it verifies, else the newest that does."""
+    best = folder / "best"
+    problem = None
+    if best.exists():
+        saved, problem = open_checkpoint(best.resolve())
+        if saved is not None:
+            return saved, []
+    newest, problems = latest_good(folder)
+    if problem is not None and problem not in problems:
+        problems.insert(0, problem)
+    return newest, problems
 
 
 def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> Finding | None:

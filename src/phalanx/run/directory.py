@@ -6,6 +6,8 @@ runs/digits-20260131-120000/
   events/<writer>.jsonl                             what happened
   logs/rank-0.log ...                               what each rank printed
   checkpoints/checkpoint-120/ latest best           weights and state
+  final_model/                                      what the recipe writes for other tools
+  exports/checkpoint-120-FORM/                      what `phalanx export` wrote
   tensorboard/ results.csv                          curves for other tools
   recordings/rank-0.jsonl ...                       what `verify` compares, and only for it
 """
@@ -15,6 +17,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -75,6 +79,14 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def final_model(self) -> Path:
+        return self.path / "final_model"
+
+    @property
+    def exports(self) -> Path:
+        return self.path / "exports"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -130,7 +142,7 @@ def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDire
     return run
 
 
-def find_run(reference: str | None, output: Path) -> RunDirectory:
+def find_run(reference: str | None, output: Path, *, command: str = "--resume") -> RunDirectory:
     """The run meant by a path, a name under `output`, or nothing (the newest)."""
     if reference is None:
         candidates = [output / LATEST]
@@ -146,7 +158,7 @@ def find_run(reference: str | None, output: Path) -> RunDirectory:
             what=f"no run at `{candidates[0]}`",
             why=f"a run directory holds plan.json; runs in `{output}`: "
             f"{', '.join(there[-5:]) or 'none'}",
-            fix=f"--resume {output / there[-1]}" if there else "start one: `phalanx train digits`",
+            fix=f"{command} {output / there[-1]}" if there else "start one: `phalanx train digits`",
         )
     )
 
@@ -163,6 +175,45 @@ def write_atomic(path: Path, text: str) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder to write into; once all of it is on disk it becomes `final` in one rename,
+    in place of what was there."""
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _sync_tree(temporary)
+        if final.exists():
+            # Moving the old aside first keeps the rename atomic on every file system.
+            aside = final.with_name(f".{final.name}.{secrets.token_hex(3)}.old")
+            final.rename(aside)
+            try:
+                temporary.rename(final)
+            except OSError:
+                aside.rename(final)
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            temporary.rename(final)
+        sync_folder(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync_tree(folder: Path) -> None:
+    # safetensors writes files only their owner can read; the umask is the user's own choice.
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+            continue
+        path.chmod(mode)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
 
 
 def sync_folder(path: Path) -> None:

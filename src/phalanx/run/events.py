@@ -53,6 +53,16 @@ KINDS: dict[str, dict[str, str]] = {
         "seconds": "time training stood still",
         "is_best": "whether `best` points at it",
     },
+    "samples": {
+        "step": "optimizer steps done",
+        "samples": "what the model made of a few test samples: given, made, wanted",
+    },
+    "exported": {
+        "step": "optimizer steps of the checkpoint it was made of",
+        "path": "folder relative to the run directory",
+        "bytes": "size on disk",
+        "seconds": "time taken",
+    },
     "measuring": {"what": "what `bench` measures from here on"},
     "device": {"calibration": "what `bench` measured of the device"},
     "measured": {

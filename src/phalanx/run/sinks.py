@@ -1,4 +1,4 @@
-"""Curves for other tools, fed from the events: TensorBoard event files and `results.csv`."""
+"""Curves and samples for other tools, fed from the events: TensorBoard files and `results.csv`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.run.events import Event
+
+SAMPLE_COLUMNS = ("given", "made", "wanted")
 
 
 class Sink(Protocol):
@@ -44,15 +46,23 @@ class TensorBoardSink:
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._record: Any = Record
         self._summary: Any = Summary
+        self._tensor: Any = TensorProto
+        self._shape: Any = TensorShapeProto
+        self._text: Any = create_summary_metadata("", "")
         self._writer: Any = EventFileWriter(str(folder), flush_secs=5)
 
     def take(self, event: Event) -> None:
-        if curves := scalars(event):
-            values = [self._summary.Value(tag=tag, simple_value=v) for tag, v in curves.items()]
+        values = [self._summary.Value(tag=t, simple_value=v) for t, v in scalars(event).items()]
+        if event.kind == "samples":
+            values.append(self._table(event.data["samples"]))
+        if values:
             self._writer.add_event(
                 self._record(
                     wall_time=event.time_s,
@@ -60,6 +70,17 @@ class TensorBoardSink:
                     summary=self._summary(value=values),
                 )
             )
+
+    def _table(self, samples: list[dict[str, str]]) -> Any:
+        """Strings in two dimensions, which the text page shows as a table."""
+        rows = [list(SAMPLE_COLUMNS), *([s[c] for c in SAMPLE_COLUMNS] for s in samples)]
+        size = [self._shape.Dim(size=n) for n in (len(rows), len(SAMPLE_COLUMNS))]
+        tensor = self._tensor(
+            dtype="DT_STRING",
+            string_val=[cell.encode(errors="replace") for row in rows for cell in row],
+            tensor_shape=self._shape(dim=size),
+        )
+        return self._summary.Value(tag="test/samples", metadata=self._text, tensor=tensor)
 
     def close(self) -> None:
         self._writer.close()

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from phalanx.engine.checkpoint import load_checkpoint, load_initial_weights, save_checkpoint
+from phalanx.engine.checkpoint import load_checkpoint, save_checkpoint
+from phalanx.engine.initial_weights import load_initial_weights
 from phalanx.engine.optimize import make_optimizer
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process

@@ -82,6 +82,14 @@ def test_an_answer_is_remembered_whole_and_says_so(recipe):
     assert asked.times == 3, "what is compiled is more than was asked before"
 
 
+def test_weights_that_were_missing_are_looked_for_again(recipe):
+    asked = Asked(replace(TRACE, weights_findings=[{"slug": "no-base"}]))
+    recall = remembering(asked, is_fresh=False)
+    recall(recipe, {})
+    asked.trace = TRACE
+    assert recall(recipe, {})[0].weights_findings == [] and asked.times == 2
+
+
 def test_training_asks_anew_but_not_about_compiled_code(recipe):
     """Which takes seconds; as long as the recipe itself computes the same."""
 

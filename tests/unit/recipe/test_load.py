@@ -263,6 +263,19 @@ def test_a_copied_recipe_works_on_its_own(tmp_path):
     assert done.stdout == "3\n"
 
 
+def test_presets_and_data_files_are_copied_and_name_the_copy(tmp_path):
+    folder = tmp_path / "codes"
+    (folder / "presets").mkdir(parents=True)
+    (folder / "recipe.py").write_text("class Codes(Recipe): ...\n")
+    (folder / "rows.jsonl").write_text('{"prompt": "from phalanx.recipes.codes. on"}\n')
+    for name in ("job.yaml", "presets/paper.yaml"):
+        (folder / name).write_text("recipe: codes\nepochs: 1\n")
+    copy_recipe(folder, target := tmp_path / "mine")
+    for name in ("job.yaml", "presets/paper.yaml"):
+        assert load_job(target / name).job.recipe == f"{target / 'recipe.py'}:Codes"
+    assert (target / "rows.jsonl").read_bytes() == (folder / "rows.jsonl").read_bytes()
+
+
 def test_copying_onto_something_is_refused(tmp_path):
     with pytest.raises(FileExistsError):
         copy_recipe(builtin_recipes()["digits"], tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.run import checkpoints
+from phalanx.run import checkpoints, directory
 from phalanx.run.checkpoints import (
     folder_bytes,
     latest_good,
@@ -149,14 +149,18 @@ def test_a_crash_while_saving_leaves_the_old_state_and_no_temporary_folder(tmp_p
     assert latest_good(tmp_path)[0].step == 1
 
 
-@pytest.mark.parametrize("broken", ["_write_manifest", "sync_folder"])
-def test_a_crash_at_the_end_of_saving_leaves_nothing_half_done(tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize(
+    "where, broken", [(checkpoints, "_write_manifest"), (directory, "sync_folder")]
+)
+def test_a_crash_at_the_end_of_saving_leaves_nothing_half_done(
+    tmp_path, monkeypatch, where, broken
+):
     save(tmp_path, 1)
 
     def crash(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(checkpoints, broken, crash)
+    monkeypatch.setattr(where, broken, crash)
     with pytest.raises(OSError, match="no space"):
         save(tmp_path, 2)
     assert {".tmp"}.isdisjoint({path.suffix for path in tmp_path.iterdir()})

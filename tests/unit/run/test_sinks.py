@@ -122,3 +122,18 @@ def test_rows_keep_to_the_header_when_the_metrics_change(tmp_path):
     rows = read_rows(path)
     assert [row["loss"] for row in rows] == ["1.5", "1.0", "0.5"]
     assert [row["accuracy"] for row in rows] == ["0.5", "0.75", ""]
+
+
+def test_tensorboard_shows_samples_as_a_table_of_text(tmp_path):
+    sink = TensorBoardSink(tmp_path)
+    samples = [{"given": "2 + 2", "made": "f\u00fcnf", "wanted": "4"}]
+    sink.take(Event("samples", 2.0, "rank-0", data={"step": 7, "samples": samples}))
+    sink.close()
+    reader = EventAccumulator(str(tmp_path))
+    reader.Reload()
+    assert reader.SummaryMetadata("test/samples").plugin_data.plugin_name == "text"
+    (event,) = reader.Tensors("test/samples")
+    assert event.step == 7
+    assert [dim.size for dim in event.tensor_proto.tensor_shape.dim] == [2, 3]
+    cells = [cell.decode() for cell in event.tensor_proto.string_val]
+    assert cells == ["given", "made", "wanted", "2 + 2", "f\u00fcnf", "4"]

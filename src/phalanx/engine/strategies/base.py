@@ -17,7 +17,7 @@ from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
-from phalanx.recipe.interface import Batch, Recipe, Term
+from phalanx.recipe.interface import Batch, Recipe, Sample, Term
 
 
 class StepSums(Protocol):
@@ -37,7 +37,7 @@ class LossModule(nn.Module):
     watch, whatever methods of the model the recipe calls.
 
     Without a batch it gives a zero that reaches every parameter: the part of a rank that has no
-    micro-batch in a step."""
+    micro-batch in a step. In evaluation it gives the recipe's samples then."""
 
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
         super().__init__()
@@ -52,8 +52,10 @@ class LossModule(nn.Module):
 
     def forward(
         self, batch: Batch, keys: torch.Tensor | None, is_evaluation: bool = False
-    ) -> Mapping[str, Any] | torch.Tensor:
+    ) -> Mapping[str, Any] | torch.Tensor | list[Sample]:
         with self.autocast():
+            if is_evaluation and batch is None:
+                return self._recipe.samples(self.model)
             if is_evaluation:
                 return self._recipe.evaluate(self.model, batch)
             if keys is None:
@@ -241,6 +243,11 @@ class Strategy:
         """The recipe's sums for a micro-batch of the test split."""
         sums: Mapping[str, Any] = self.bare_loss(batch, None, is_evaluation=True)
         return sums
+
+    def samples(self) -> list[Sample]:
+        """What the model makes of a few test samples; every rank runs the same forwards."""
+        made: list[Sample] = self.bare_loss(None, None, is_evaluation=True)
+        return made
 
     def after_evaluation(self) -> None:
         """Called while the weights that were evaluated are still in place."""

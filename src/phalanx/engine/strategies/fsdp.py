@@ -10,7 +10,7 @@ sharded inside a node, where links are fast, and replicated across nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -48,11 +48,12 @@ def make_fsdp(
     build: str,
     is_offloaded: bool = False,
     adapt: Callable[[nn.Module], None] = lambda model: None,
+    unread: Container[str] = (),
 ) -> Fsdp:
     """The strategy with the recipe's model, built whole on every rank's host or in parts; `adapt`
-    gets it before it is sharded."""
+    gets it before it is sharded. Weights named in `unread` get their values later."""
     if build == "whole":
-        model = precision.convert(recipe.model())
+        model = precision.convert(recipe.model(), unread=unread)
         adapt(model)
         strategy = Fsdp(recipe, model, process, precision, job, shard_ranks, is_offloaded)
         _move_whole(model, process.device)
@@ -63,7 +64,7 @@ def make_fsdp(
     strategy = Fsdp(recipe, model, process, precision, job, shard_ranks, is_offloaded)
     blueprint.make_room(torch.device("cpu") if is_offloaded else process.device)
     named = [*model.named_parameters(), *model.named_buffers()]
-    blueprint.fill({name: shard_of(tensor, is_first=True) for name, tensor in named})
+    blueprint.fill({n: shard_of(t, is_first=True) for n, t in named if n not in unread})
     _move_whole(model, process.device)
     return strategy
 

