@@ -69,7 +69,8 @@ class LoraOptions(Options):
     dora: bool = False
     """Learn the weights' magnitudes apart from their directions."""
     quantize: Literal["4bit"] | None = None
-    """`4bit` keeps the frozen weights in NF4 (QLoRA); needs bitsandbytes and CUDA."""
+    """`4bit` keeps the frozen weights of linear layers in NF4, as QLoRA does: an eighth of fp32.
+    Merging adds the adapters to the weights as they were before."""
     add_tokens: list[str] = Field(default_factory=list)
     """Tokens to add to the vocabulary; the embedding grows and is trained with the adapters."""
 
