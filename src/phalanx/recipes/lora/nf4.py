@@ -59,8 +59,8 @@ class Nf4Linear(nn.Linear):
 
 
 class _Scales(nn.Module):
-    """Of each block. A module of its own: frozen parameters of linear layers may be held in 16 bits,
-    and these are in no product that rounds them anyway."""
+    """Of each block. A module of its own: frozen parameters of linear layers may be held in 16
+    bits, and these are in no product that rounds them anyway."""
 
     def __init__(self, blocks: int, device: torch.device) -> None:
         super().__init__()
