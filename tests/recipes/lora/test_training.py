@@ -2,14 +2,12 @@
 checkpoint; its adapters are PEFT's."""
 
 import json
-from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.order import INIT, ids_at
+from phalanx.engine.order import INIT
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
 from tests.ranks.runs import assert_same_bits, change_run, losses, make_run, train, weights

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from phalanx.recipes.lora.network import ADAPTER, peft_name, scaling
+from phalanx.recipes.lora.network import ADAPTER, is_turned, peft_name, scaling, stored_name
 from phalanx.recipes.lora.pretrained import place_weights
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def export_adapter(
     save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     with torch.device("meta"):
         network = recipe.model()
-    config: Any = copy.copy(network.peft_config[ADAPTER])  # type: ignore[index, operator]
+    config: Any = copy.copy(network.peft_config[ADAPTER])  # type: ignore[index]
     config.base_model_name_or_path = recipe.options.model or str(recipe.base.folder)
     config.inference_mode = True
     facts = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
@@ -44,30 +44,48 @@ def export_merged(
     recipe: LoraRecipe, tensors: Mapping[str, Tensor], folder: Path, *, is_half: bool
 ) -> None:
     """The pretrained model with the adapters added to its weights, under the names it had."""
-    from safetensors import safe_open
     from safetensors.torch import save_file
-    from transformers.pytorch_utils import Conv1D
 
+    # The adapters are added to the weights as they were before they were quantized.
+    plain = type(recipe)(recipe.options.model_copy(update={"quantize": None}))
     with torch.device("meta"):
-        network = recipe.model()
+        network = plain.model()
     layers = dict(network.named_modules())
     merged = {}
-    for name, (file, stored) in place_weights(recipe.base, network).items():
-        if peft_name(name) is not None:  # of the adapter: not in the model it was made for
-            continue
-        trained = name.replace(".original_module.", f".modules_to_save.{ADAPTER}.")
-        with safe_open(file, framework="pt") as opened:
-            weight = opened.get_tensor(stored)
-        if trained in tensors:
-            weight = tensors[trained].to(weight.dtype)
+    for name, stored, weight in _whole_weights(recipe, network, tensors):
+        made = weight
         if name.endswith(".base_layer.weight"):
-            is_turned = isinstance(layers[name.removesuffix(".weight")], Conv1D)
+            turned = is_turned(layers[name.removesuffix(".weight")])
             place = name.removesuffix("base_layer.weight")
-            changed = _add(weight.T if is_turned else weight, place, tensors, recipe)
-            weight = changed.T if is_turned else changed
-        merged[stored] = (weight.to(torch.float16) if is_half else weight).contiguous()
+            made = _add(weight.T if turned else weight, place, tensors, recipe)
+            made = made.T if turned else made
+        merged[stored] = (made.to(torch.float16) if is_half else made).contiguous()
     save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
     _write_around(recipe, folder, dtype="float16" if is_half else None)
+
+
+def _whole_weights(
+    recipe: LoraRecipe, network: nn.Module, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str, Tensor]]:
+    """The model's own weights: name in the network, name in the model, and as they are stored, or
+    in a checkpoint where they were trained or drawn."""
+    from safetensors import safe_open
+
+    is_random = recipe.options.weights == "random"
+    placed = {} if is_random else place_weights(recipe.base, network)
+    done = set()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        stored = placed[name].name if name in placed else stored_name(name)
+        if peft_name(name) is not None or stored is None or id(tensor) in done:
+            continue
+        done.add(id(tensor))  # what is tied is in a file once
+        trained = name.replace(".original_module.", f".modules_to_save.{ADAPTER}.")
+        if name not in placed:
+            yield name, stored, tensors[trained]
+            continue
+        with safe_open(placed[name].file, framework="pt") as opened:
+            weight = opened.get_tensor(stored)
+        yield name, stored, tensors[trained].to(weight.dtype) if trained in tensors else weight
 
 
 def _add(weight: Tensor, place: str, tensors: Mapping[str, Tensor], recipe: LoraRecipe) -> Tensor:

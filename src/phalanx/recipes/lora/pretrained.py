@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from phalanx.recipe import Finding, Stored, UserError, cache_folder
 from phalanx.recipes.lora.base import Base, stored_weights
-from phalanx.recipes.lora.network import ADAPTER, stored_name
+from phalanx.recipes.lora.network import ADAPTER, is_turned, stored_name
+from phalanx.recipes.lora.nf4 import Nf4Linear, pack
 
+_SCALE = ".scales.each"
 _MAGNITUDE = f".lora_magnitude_vector.{ADAPTER}.weight"
 _TRAINED, _FROZEN = f".modules_to_save.{ADAPTER}.", ".original_module."
 
@@ -35,7 +37,13 @@ def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
             )
         )
     placed = {name: found[stored] for name, stored in names.items() if stored in found}
-    return placed | _grow(placed, network) | _measure(placed, network)
+    if packed := [n for n, part in network.named_modules() if isinstance(part, Nf4Linear)]:
+        placed |= _pack(placed, packed)
+    if magnitudes := [name for name in names if name.endswith(_MAGNITUDE)]:
+        placed |= _measure(placed, magnitudes, dict(network.named_modules()))
+    if trained := {n: len(t) for n, t in network.state_dict().items() if _TRAINED in n}:
+        placed |= _grow(placed, trained)
+    return placed
 
 
 def _wanted(network: nn.Module) -> list[set[str]]:
@@ -43,74 +51,76 @@ def _wanted(network: nn.Module) -> list[set[str]]:
     groups: dict[int, set[str]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         stored = stored_name(name)
-        if stored is not None:
+        if stored is not None and not stored.endswith(_SCALE):
             groups.setdefault(id(tensor), set()).add(stored)
     return list(groups.values())
 
 
-def _grow(placed: Mapping[str, Stored], network: nn.Module) -> dict[str, Stored]:
-    """Embeddings that are trained begin as they are stored; rows for tokens that are added to them
-    as the mean of the others."""
-    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    sources = {name: placed[name.replace(_TRAINED, _FROZEN)] for name in shapes if _TRAINED in name}
+def _measure(
+    placed: Mapping[str, Stored], magnitudes: list[str], layers: Mapping[str, nn.Module]
+) -> dict[str, Stored]:
+    """DoRA begins with the length of what each output takes of the frozen weights; kept in a file,
+    because ranks read weights in parts."""
+    sources = {name: placed[name.replace(_MAGNITUDE, ".base_layer.weight")] for name in magnitudes}
 
-    def grown(name: str, stored: Tensor) -> Tensor:
-        added = shapes[name][0] - len(stored)
-        new = stored.double().mean(0, keepdim=True).expand(added, *stored.shape[1:])
-        return torch.cat([stored, new.to(stored.dtype)])
+    def make(name: str, weight: Tensor) -> dict[str, Tensor]:
+        turned = is_turned(layers[name.replace(_MAGNITUDE, ".base_layer")])
+        return {name: weight.float().norm(dim=0 if turned else 1)}
 
-    short = {s: n for n, s in sources.items() if _rows(s) < shapes[n][0]}
-    rows = max((shapes[name][0] for name in sources), default=0)
-    made = _made(f"embeddings-{rows}", {s.name: (s, n) for s, n in short.items()}, grown)
-    begun = {name: made.get(s.name, s) for name, s in sources.items()}
+    return _derive("magnitudes", sources, make)
+
+
+def _grow(placed: Mapping[str, Stored], trained: Mapping[str, int]) -> dict[str, Stored]:
+    """Embeddings that are trained, by their rows, begin as they are stored; rows for tokens that
+    are added as the mean of the others."""
+    sources = {name: placed[name.replace(_TRAINED, _FROZEN)] for name in trained}
+    rows = max(trained.values())
+
+    def make(stored: str, weight: Tensor) -> dict[str, Tensor]:
+        added = weight.double().mean(0, keepdim=True).expand(rows - len(weight), -1)
+        return {stored: torch.cat([weight, added.to(weight.dtype)])}
+
+    short = {s.name: s for s in sources.values() if _num_rows(s) < rows}
+    grown = _derive(f"embeddings-{rows}", short, make) if short else {}
+    begun = {name: grown.get(s.name, s) for name, s in sources.items()}
     return begun | {name.replace(_TRAINED, _FROZEN): s for name, s in begun.items()}
 
 
-def _measure(placed: Mapping[str, Stored], network: nn.Module) -> dict[str, Stored]:
-    """DoRA begins with the length of what each output takes of the frozen weights."""
-    from transformers.pytorch_utils import Conv1D
-
-    layers = dict(network.named_modules())
-    names = [name for name in network.state_dict() if name.endswith(_MAGNITUDE)]
-
-    def lengths(name: str, stored: Tensor) -> Tensor:
-        is_turned = isinstance(layers[name.replace(_MAGNITUDE, ".base_layer")], Conv1D)
-        return stored.float().norm(dim=0 if is_turned else 1)
-
-    sources = {n: (placed[n.replace(_MAGNITUDE, ".base_layer.weight")], n) for n in names}
-    return _made("magnitudes", sources, lengths)
-
-
-def _made(
-    kind: str,
-    sources: Mapping[str, tuple[Stored, str]],
-    make: Callable[[str, Tensor], Tensor],
-) -> dict[str, Stored]:
-    """Tensors made of stored ones, by their new names: what `make` gives for a name of the network
-    and the stored tensor. They are kept in a file, because ranks read weights in parts."""
-    if not sources:
-        return {}
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    files = {stored.file: stored.file.stat() for stored, _ in sources.values()}
-    facts = [(str(path), facts.st_mtime_ns, facts.st_size) for path, facts in files.items()]
-    sign = hashlib.sha256(repr((facts, sorted(sources.items()))).encode()).hexdigest()[:16]
-    path = cache_folder("models") / f"{kind}-{sign}.safetensors"
-    if not path.is_file():
-        made = {}
-        for new, (stored, name) in sources.items():
-            with safe_open(stored.file, framework="pt") as opened:
-                made[new] = make(name, opened.get_tensor(stored.name)).contiguous()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(f"{path}.{os.getpid()}.tmp")
-        save_file(made, making)
-        making.replace(path)
-    return {name: Stored(path, name) for name in sources}
-
-
-def _rows(stored: Stored) -> int:
+def _num_rows(stored: Stored) -> int:
     from safetensors import safe_open
 
     with safe_open(stored.file, framework="numpy") as opened:
         return int(opened.get_slice(stored.name).get_shape()[0])
+
+
+def _pack(placed: Mapping[str, Stored], layers: list[str]) -> dict[str, Stored]:
+    """Linear layers in 4 bits."""
+
+    def make(layer: str, weight: Tensor) -> dict[str, Tensor]:
+        packed, scale = pack(weight)
+        return {f"{layer}.weight": packed, f"{layer}{_SCALE}": scale}
+
+    return _derive("nf4", {layer: placed[f"{layer}.weight"] for layer in layers}, make)
+
+
+def _derive(
+    kind: str, sources: Mapping[str, Stored], make: Callable[[str, Tensor], dict[str, Tensor]]
+) -> dict[str, Stored]:
+    """A file with what is made of stored tensors, made once for the user."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    facts = [(s.file.stat().st_mtime_ns, s.file.stat().st_size, *s) for s in sources.values()]
+    sign = hashlib.sha256(repr((sorted(sources), facts)).encode()).hexdigest()[:16]
+    path = cache_folder("models") / f"{kind}-{sign}.safetensors"
+    if not path.is_file():
+        made: dict[str, Tensor] = {}
+        for name, (file, stored) in sources.items():
+            with safe_open(file, framework="pt") as opened:
+                made |= make(name, opened.get_tensor(stored))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = Path(f"{path}.{os.getpid()}.tmp")
+        save_file(made, making)
+        making.replace(path)
+    with safe_open(path, framework="pt") as opened:
+        return {name: Stored(path, name) for name in opened.keys()}  # noqa: SIM118
