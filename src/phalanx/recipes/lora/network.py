@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from phalanx.recipe import Finding, UserError, attend_causally
@@ -123,6 +124,18 @@ def target_names(network: nn.Module, options: LoraOptions) -> list[str]:
         is_clear = not set(_last(attention)) & set(_last(others))
         return _last(attention) if is_clear else sorted(attention)
     return _last(there)
+
+
+def check_layers(config: Any, options: LoraOptions) -> list[Finding]:
+    """That the model is of a kind that writes text, and has the layers that options name."""
+    try:
+        kind = network_class(config)
+        if isinstance(options.targets, list):
+            with torch.device("meta"):
+                target_names(kind.from_config(config), options)
+    except UserError as error:
+        return error.findings
+    return []
 
 
 def _last(names: Any) -> list[str]:

@@ -34,7 +34,7 @@ from phalanx.recipes.lora.base import (
     open_tokenizer,
     weight_findings,
 )
-from phalanx.recipes.lora.check import check_data
+from phalanx.recipes.lora.check import check_data, check_sources
 from phalanx.recipes.lora.data import open_data, token_count
 from phalanx.recipes.lora.options import LoraOptions
 from phalanx.recipes.lora.tokens import IGNORED
@@ -179,19 +179,22 @@ class LoraRecipe(Recipe):
                     fix="pip install 'phalanx[lora]'",
                 )
             ]
-        if self.options.quantize is not None and (wrong := _no_quantizing(self.options)):
-            return [wrong]
+        from phalanx.recipes.lora.network import check_layers
+
+        wrong = None if self.options.quantize is None else _no_quantizing(self.options)
+        findings = [wrong] if wrong else []
         try:
-            tokenizer, processor = self.tokenizer, open_processor(self.base, self.config)
+            processor, tokenizer = open_processor(self.base, self.config), self.tokenizer
         except UserError as error:
-            return list(error.findings)
-        return check_data(
+            return [*findings, *error.findings, *check_sources(self.options)]
+        about_data = check_data(
             self.options,
             tokenizer,
             context=self._context,
             processor=processor,
             is_seq2seq=self.is_seq2seq,
         )
+        return [*findings, *check_layers(self.config, self.options), *about_data]
 
 
 def _sum_losses(logits: Tensor, wanted: Tensor) -> Tensor:
