@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.recipes.lora.base import open_processor
 from phalanx.recipes.lora.network import ADAPTER, is_turned, peft_name, scaling, stored_name
 from phalanx.recipes.lora.pretrained import place_weights
 
@@ -108,4 +110,10 @@ def _write_around(recipe: LoraRecipe, folder: Path, dtype: str | None = None) ->
     if dtype is not None:
         config.dtype = dtype
     config.save_pretrained(folder)
-    recipe.tokenizer.save_pretrained(folder)
+    processor = open_processor(recipe.base, recipe.config)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    recipe.tokenizer.save_pretrained(folder)  # after the processor's own, which lacks added tokens
+    how = recipe.base.folder / "generation_config.json"
+    if how.is_file():
+        shutil.copyfile(how, folder / how.name)

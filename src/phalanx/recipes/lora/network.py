@@ -82,10 +82,12 @@ def adapter_config(network: nn.Module, options: LoraOptions) -> Any:
 
     config: Any = network.config
     is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    is_hearing = getattr(network, "main_input_name", "input_ids") != "input_ids"
     is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
     saved = _embeddings(network, is_tied=is_tied) if options.add_tokens else None
     return LoraConfig(
-        task_type="SEQ_2_SEQ_LM" if is_seq2seq else "CAUSAL_LM",
+        # Around a model that hears, peft's classes for text would ask for tokens.
+        task_type=None if is_hearing else "SEQ_2_SEQ_LM" if is_seq2seq else "CAUSAL_LM",
         r=options.r,
         lora_alpha=_plain(options.alpha),
         lora_dropout=options.dropout,
