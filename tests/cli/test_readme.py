@@ -20,6 +20,7 @@ LEFT_OUT = {
     "make demo": "its three commands are the console block, which is run",
     "make test": "it is what runs this test",
     "make setup": "`make test` begins with it",
+    "phalanx train lora": "tests/recipes/lora/test_default.py runs a shorter one",
     "source .venv/bin/activate": "the commands below run from that environment",
 }
 

@@ -153,19 +153,22 @@ class RunView:
 
 
 def describe_sample(sample: dict[str, str], width: int) -> str:
-    """`given -> made (wanted ...)` on one line; each part is cut where the line has no room."""
+    """`given -> made (wanted ...)` on one line; each part is cut where the line has no room. Of
+    what was given the end stays: instructions come first, and what this sample asks last."""
     given, made, wanted = (" ".join(sample[name].split()) for name in SAMPLE_COLUMNS)
     room = width - len(" ->  (wanted )")
     parts = {"given": given, "made": made, "wanted": wanted}
     # The shortest first: what they leave is for the longer ones.
     for left, name in zip((3, 2, 1), sorted(parts, key=lambda n: len(parts[n])), strict=True):
-        parts[name] = _cut(parts[name], max(4, room // left))
+        parts[name] = _cut(parts[name], max(4, room // left), is_end_kept=name == "given")
         room -= len(parts[name])
     return f"{parts['given']} -> {parts['made']} (wanted {parts['wanted']})"
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+def _cut(text: str, width: int, *, is_end_kept: bool) -> str:
+    if len(text) <= width:
+        return text
+    return f"...{text[3 - width :]}" if is_end_kept else f"{text[: width - 3]}..."
 
 
 def _make_bar() -> Any:

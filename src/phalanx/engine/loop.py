@@ -75,6 +75,9 @@ class Loop:
         """Train, and yield what happens as (event kind, data)."""
         batch, total = self.plan.batch, self.plan.total_steps.value
         self._saved_step = self.counters.step
+        if self.job.evaluate.at_start and self.counters.step == 0 and self.evaluator is not None:
+            # Only looked at: what is best is chosen among checkpoints, and there is none yet.
+            yield from self._say_evaluation(self.evaluator.run(), is_best=False)
         meter = SpeedMeter(batch.consumed_after(self.counters.step))
         with Garbage() as garbage:
             for step in feed:
@@ -112,10 +115,7 @@ class Loop:
         if self.evaluator is not None and is_evaluated:
             evaluation = self.evaluator.run()
             is_best = self._judge(evaluation)
-            yield "evaluate", self._describe(evaluation, is_best)
-            if evaluation.made:
-                made = [sample._asdict() for sample in evaluation.made]
-                yield "samples", {"step": self.counters.step, "samples": made}
+            yield from self._say_evaluation(evaluation, is_best=is_best)
         if is_saved or is_best:
             yield from self._save(is_best=is_best)
 
@@ -183,15 +183,23 @@ class Loop:
         counters.evaluations_without_best = 0
         return True
 
-    def _describe(self, evaluation: Evaluation, is_best: bool) -> dict[str, Any]:
-        return {
-            "step": self.counters.step,
-            "epoch": round(self.plan.batch.epoch_of(self.counters.step), 6),
-            "metrics": evaluation.metrics,
-            "samples": evaluation.samples,
-            "is_best": is_best,
-            "seconds": round(evaluation.seconds, 6),
-        }
+    def _say_evaluation(
+        self, evaluation: Evaluation, *, is_best: bool
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield (
+            "evaluate",
+            {
+                "step": self.counters.step,
+                "epoch": round(self.plan.batch.epoch_of(self.counters.step), 6),
+                "metrics": evaluation.metrics,
+                "samples": evaluation.samples,
+                "is_best": is_best,
+                "seconds": round(evaluation.seconds, 6),
+            },
+        )
+        if evaluation.made:
+            made = [sample._asdict() for sample in evaluation.made]
+            yield "samples", {"step": self.counters.step, "samples": made}
 
     def _save(self, *, is_best: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         if self._saved_step == self.counters.step and not is_best:

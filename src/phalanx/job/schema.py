@@ -168,6 +168,8 @@ class Evaluate(_Strict):
 
     every: Every | None = Interval(count=1, unit="epochs")
     """How often to evaluate; `null` evaluates only at the end."""
+    at_start: bool = False
+    """Evaluate also before the first step: what the model can do already."""
     batch_size: int | None = Field(default=None, ge=1, le=_MANY)
     """Samples per forward in evaluation. Default: the micro-batch."""
     metric: str | None = None

@@ -174,7 +174,7 @@ def test_tokens_are_kept_until_what_they_depend_on_changes(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokens, "_KEPT_FROM", 1)
     tokenizer = tiny_tokenizer()
-    rows = [{"prompt": "p", "response": "one"}]
+    rows = [{"prompt": "pq", "response": "one"}]
     first = batch_of(opened(tmp_path, rows, tokenizer))
     tokens._IN_THIS_PROCESS.clear()
     with monkeypatch.context() as patch:
@@ -182,7 +182,7 @@ def test_tokens_are_kept_until_what_they_depend_on_changes(tmp_path, monkeypatch
         options = LoraOptions(data=str(tmp_path / "rows.jsonl"), test_share=0, pad_to=1)
         again = batch_of(open_data("train", options, tokenizer))
     assert torch.equal(again["labels"], first["labels"])
-    changed = batch_of(opened(tmp_path, [{"prompt": "p", "response": "other"}], tokenizer))
-    assert marked(tokenizer, changed["input_ids"][0], changed["labels"][0]) == "p[[other</s>]]"
-    all_learned = batch_of(opened(tmp_path, rows * 2, tokenizer, train_on="all"))
-    assert token_count(all_learned) == 2 * 4
+    changed = batch_of(opened(tmp_path, [{"prompt": "pq", "response": "other"}], tokenizer))
+    assert marked(tokenizer, changed["input_ids"][0], changed["labels"][0]) == "pq[[other</s>]]"
+    everything = LoraOptions(**{**options.model_dump(), "train_on": "all"})
+    assert token_count(batch_of(open_data("train", everything, tokenizer))) == len("qother") + 1

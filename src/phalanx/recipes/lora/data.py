@@ -48,7 +48,7 @@ def open_data(
     return TextData(
         tokens,
         chosen,
-        pad_to=options.pad_to,
+        pad_to=options.padding_step(limit),
         limit=limit,
         pad_id=pad_id_of(tokenizer),
         packed=pack(tokens.lengths[chosen], limit) if options.packing else None,

@@ -45,8 +45,10 @@ def export_merged(
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    # The adapters are added to the weights as they were before they were quantized.
+    plain = type(recipe)(recipe.options.model_copy(update={"quantize": None}))
     with torch.device("meta"):
-        network = recipe.model()
+        network = plain.model()
     merged = {}
     for name, (file, stored) in place_weights(recipe.base, network).items():
         if ".lora_" in name:

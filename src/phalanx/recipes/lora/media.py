@@ -176,7 +176,7 @@ class MediaData:
         """Tokens padded on the right; what belongs to images and sounds one after the other."""
         pad_id = self.template.tokenizer.pad_token_id or 0
         width = max(one["labels"].shape[1] for one in made)
-        to = self.options.pad_to
+        to = self.options.padding_step(self.limit)
         width = max(width, min(self.limit, -(-width // to) * to))
         batch = {}
         for name in made[0]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from phalanx.recipe import Finding, UserError, attend_causally
+from phalanx.recipes.lora.nf4 import Nf4Linear, can_pack
 from phalanx.recipes.lora.options import LoraOptions
 
 ADAPTER = "default"  # the name that peft gives the only one
@@ -61,12 +62,22 @@ def make_network(config: Any, options: LoraOptions, *, tokens: int | None) -> nn
         network.resize_token_embeddings(tokens, mean_resizing=False)
     if not getattr(config, "is_encoder_decoder", False):
         attend_causally(network)
+    if options.quantize is not None:
+        _quantize(network)
     network = inject_adapter_in_model(adapter_config(network, options), network)
     layers: list[Any] = [module for module in network.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         # Autocast looks after the input's type; peft would copy it into the adapters' own first.
         layer.cast_input_dtype_enabled = False
     return network
+
+
+def _quantize(network: nn.Module) -> None:
+    """All linear layers but the head, still without values."""
+    for name, layer in list(_linear_layers(network)):
+        if can_pack(layer):
+            parent, _, last = name.rpartition(".")
+            setattr(network.get_submodule(parent), last, Nf4Linear(layer))  # type: ignore[arg-type]
 
 
 def adapter_config(network: nn.Module, options: LoraOptions) -> Any:

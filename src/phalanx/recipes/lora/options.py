@@ -51,9 +51,9 @@ class LoraOptions(Options):
     packing: bool = False
     """Put several samples into one row of `max_length` tokens; they do not see each other. A row is
     then what batches and epochs count."""
-    pad_to: int = Field(default=64, ge=1)
-    """Rows of a micro-batch are padded to a multiple of this: few sizes, so that compiled code and
-    CUDA graphs are used again."""
+    pad_to: int | None = Field(default=None, ge=1)
+    """Rows of a micro-batch are padded to a multiple of this: few sizes, so that compiled code is
+    used again. Default: an eighth of `max_length`, at least 64."""
 
     r: int = Field(default=16, ge=1)
     """Rank of the adapters."""
@@ -69,7 +69,8 @@ class LoraOptions(Options):
     dora: bool = False
     """Learn the weights' magnitudes apart from their directions."""
     quantize: Literal["4bit"] | None = None
-    """`4bit` keeps the frozen weights in NF4 (QLoRA); needs bitsandbytes and CUDA."""
+    """`4bit` keeps the frozen weights of linear layers in NF4, as QLoRA does: an eighth of fp32.
+    Merging adds the adapters to the weights as they were before."""
     add_tokens: list[str] = Field(default_factory=list)
     """Tokens to add to the vocabulary; the embedding grows and is trained with the adapters."""
 
@@ -79,3 +80,7 @@ class LoraOptions(Options):
     """Longest completion that is logged."""
     merged: bool = False
     """Write the merged model into final_model/ beside the adapter."""
+
+    def padding_step(self, limit: int) -> int:
+        """What the lengths of rows are multiples of, where the longest has `limit` tokens."""
+        return self.pad_to or max(64, -(-limit // 8))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from phalanx.recipe import Finding, Stored, UserError, cache_folder
 from phalanx.recipes.lora.base import Base, stored_weights
 from phalanx.recipes.lora.network import stored_name
+from phalanx.recipes.lora.nf4 import Nf4Linear, pack
 
+_SCALE = ".scales.each"
 _MAGNITUDE = ".lora_magnitude_vector.default.weight"
 
 
@@ -33,8 +35,11 @@ def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
             )
         )
     placed = {name: found[stored] for name, stored in names.items() if stored in found}
-    magnitudes = [name for name in names if name.endswith(_MAGNITUDE)]
-    return placed | (_measure(placed, magnitudes) if magnitudes else {})
+    if packed := [n for n, part in network.named_modules() if isinstance(part, Nf4Linear)]:
+        placed |= _pack(placed, packed)
+    if magnitudes := [name for name in names if name.endswith(_MAGNITUDE)]:
+        placed |= _measure(placed, magnitudes)
+    return placed
 
 
 def _wanted(network: nn.Module) -> list[set[str]]:
@@ -42,7 +47,7 @@ def _wanted(network: nn.Module) -> list[set[str]]:
     groups: dict[int, set[str]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         stored = stored_name(name)
-        if stored is not None:
+        if stored is not None and not stored.endswith(_SCALE):
             groups.setdefault(id(tensor), set()).add(stored)
     return list(groups.values())
 
@@ -50,20 +55,38 @@ def _wanted(network: nn.Module) -> list[set[str]]:
 def _measure(placed: Mapping[str, Stored], magnitudes: list[str]) -> dict[str, Stored]:
     """DoRA begins with the length of each row of the frozen weights; kept in a file, because ranks
     read weights in parts."""
+    sources = {name: placed[name.replace(_MAGNITUDE, ".base_layer.weight")] for name in magnitudes}
+    return _derive("magnitudes", sources, lambda name, w: {name: w.float().norm(dim=1)})
+
+
+def _pack(placed: Mapping[str, Stored], layers: list[str]) -> dict[str, Stored]:
+    """Linear layers in 4 bits."""
+
+    def make(layer: str, weight: Tensor) -> dict[str, Tensor]:
+        packed, scale = pack(weight)
+        return {f"{layer}.weight": packed, f"{layer}{_SCALE}": scale}
+
+    return _derive("nf4", {layer: placed[f"{layer}.weight"] for layer in layers}, make)
+
+
+def _derive(
+    kind: str, sources: Mapping[str, Stored], make: Callable[[str, Tensor], dict[str, Tensor]]
+) -> dict[str, Stored]:
+    """A file with what is made of stored tensors, made once for the user."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    sources = {name: placed[name.replace(_MAGNITUDE, ".base_layer.weight")] for name in magnitudes}
     facts = [(s.file.stat().st_mtime_ns, s.file.stat().st_size, *s) for s in sources.values()]
-    sign = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    path = cache_folder("models") / f"magnitudes-{sign}.safetensors"
+    sign = hashlib.sha256(repr((sorted(sources), facts)).encode()).hexdigest()[:16]
+    path = cache_folder("models") / f"{kind}-{sign}.safetensors"
     if not path.is_file():
-        measured = {}
+        made: dict[str, Tensor] = {}
         for name, (file, stored) in sources.items():
             with safe_open(file, framework="pt") as opened:
-                measured[name] = opened.get_tensor(stored).float().norm(dim=1)
+                made |= make(name, opened.get_tensor(stored))
         path.parent.mkdir(parents=True, exist_ok=True)
         making = Path(f"{path}.{os.getpid()}.tmp")
-        save_file(measured, making)
+        save_file(made, making)
         making.replace(path)
-    return {name: Stored(path, name) for name in magnitudes}
+    with safe_open(path, framework="pt") as opened:
+        return {name: Stored(path, name) for name in opened.keys()}  # noqa: SIM118

@@ -185,8 +185,8 @@ class LoraRecipe(Recipe):
                     fix="pip install 'phalanx[lora]'",
                 )
             ]
-        if self.options.quantize is not None:
-            return [_no_quantizing()]
+        if self.options.quantize is not None and (wrong := _no_quantizing(self.options)):
+            return [wrong]
         try:
             tokenizer, processor = self.tokenizer, open_processor(self.base, self.config)
         except UserError as error:
@@ -209,10 +209,14 @@ def _packed_mask(segments: Tensor) -> Tensor:
     return is_same & is_before
 
 
-def _no_quantizing() -> Finding:
+def _no_quantizing(options: LoraOptions) -> Finding | None:
+    """What quantized weights do not go together with."""
+    other = "dora=true" if options.dora else "weights=random"
+    if not options.dora and options.weights == "pretrained":
+        return None
     return Finding(
         slug="no-quantizing",
-        what="`quantize: 4bit` is not built yet",
-        why="options.quantize = 4bit; frozen weights are held in bf16 or fp16, 2 bytes each",
-        fix="quantize=null, and --fsdp where a GPU has no room for the model",
+        what=f"`quantize: 4bit` does not go together with `{other}`",
+        why="DoRA measures the weights as they are, and random ones are not worth packing",
+        fix=f"quantize=null, or without {other}",
     )
