@@ -71,9 +71,10 @@ def measure_loop(arguments):
     return figures
 
 
-def versions():
+def versions_of(packages):
+    """Of those that are installed."""
     found = {}
-    for package in PACKAGES:
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -98,7 +99,7 @@ def main():
         figures = measure_phalanx(arguments)
     else:
         figures = measure_loop(arguments)
-    figures["versions"] = versions()
+    figures["versions"] = versions_of(PACKAGES)
     print(json.dumps(figures), flush=True)
     sys.stdout.flush()
     os._exit(0)  # loader processes and threads of the others may take their time

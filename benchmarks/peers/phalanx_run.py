@@ -40,6 +40,12 @@ def measure_phalanx(arguments):
         words.append(f"folder={arguments.folder}")
     if arguments.tiny:
         words += ["--cpu", "1", "--batch-size", "4", *TINY[work].split()]
+    return measure_command(words, arguments, is_start=is_start)
+
+
+def measure_command(words, arguments, *, is_start=False):
+    """Figures of `phalanx train WORDS`: of its start alone, or of its steps after `settle_s` and
+    for `seconds`."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "phalanx", "train", *words, f"output={folder}/runs"]
         started_s = time.time()
@@ -53,7 +59,9 @@ def measure_phalanx(arguments):
             text = said.read()
         events = _events(Path(folder, "runs"))
         figures = _figures(events, arguments.settle_s, started_s, is_start=is_start)
-        figures["plan"] = _plan(Path(folder, "runs"))
+        plan = _plan(Path(folder, "runs"))
+        figures["plan"] = {name: f"{value}: {why}"[:200] for name, (value, why) in plan.items()}
+        figures["predicted_bytes"] = plan.get("memory_bytes", (None,))[0]
     figures["command"] = "phalanx train " + " ".join(words).replace(f"{ROOT}/", "")
     if "first_event_s" not in figures:
         raise SystemExit(f"exit code {code}, no step was logged:\n{text[-3000:]}")
@@ -118,6 +126,7 @@ def _figures(events, settle_s, started_s, *, is_start):
             "windows": len(rates),
             "steps": steps[-1].data["step"],
             "memory_bytes": max(event.data["memory_bytes"] for event in steps),
+            "settled_memory_bytes": max(event.data["memory_bytes"] for event in settled),
             # Thinned: how the speed went from the first step on.
             "course": [event.data["samples_per_s"] for event in steps][:: len(steps) // 40 + 1],
         }
@@ -125,12 +134,12 @@ def _figures(events, settle_s, started_s, *, is_start):
 
 
 def _plan(runs):
-    """Every decision of the plan with its reason, in short."""
+    """Every decision of the plan with its reason."""
     for file in runs.glob("*/plan.json"):
         if not file.parent.is_symlink():
             plan = json.loads(file.read_text(encoding="utf-8"))
             return {
-                name: f"{decision['value']}: {decision.get('reason', '')}"[:200]
+                name: (decision["value"], decision.get("reason", ""))
                 for name, decision in plan.items()
                 if isinstance(decision, dict) and "value" in decision
             }

@@ -80,6 +80,8 @@ class Turn:
     work: str
     contestant: str
     expected_s: float
+    limit_s: float | None = None
+    """When it is ended; None: after three times what is expected."""
 
 
 def plan_turns(only, skip):
@@ -89,10 +91,16 @@ def plan_turns(only, skip):
         for work, contestants in ORDER.items()
         for contestant, expected_s in contestants.items()
     ]
-    names = {turn.work for turn in turns} | {turn.contestant for turn in turns}
+    return choose_turns(turns, only, skip)
+
+
+def choose_turns(turns, only, skip):
+    """Those that are wanted, by their works and contestants."""
+    known = {turn.work for turn in turns}
+    names = known | {turn.contestant for turn in turns}
     if unknown := (set(only) | set(skip)) - names:
         sys.exit(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
-    works, contestants = set(only) & set(ORDER), set(only) - set(ORDER)
+    works, contestants = set(only) & known, set(only) - known
     return [
         turn
         for turn in turns
@@ -106,7 +114,7 @@ def plan_turns(only, skip):
 class Contestant:
     """A process that takes its turn."""
 
-    def __init__(self, turn, arguments, caches, *, is_gated=False):
+    def __init__(self, turn, arguments, caches, *, command, is_gated=False):
         self.turn = turn
         self._folder, self._is_gated = Path(tempfile.mkdtemp(dir=caches)), is_gated
         argv = command(turn, arguments) + (["--gate", str(self._folder)] if is_gated else [])
@@ -161,7 +169,7 @@ class Contestant:
             time.sleep(0.5)
 
 
-def command(turn, arguments):
+def command_of(turn, arguments):
     argv = [sys.executable, str(HERE / "contestant.py"), turn.work, turn.contestant]
     argv += ["--seconds", str(arguments.seconds), "--settle-s", str(arguments.settle_s)]
     argv += ["--tiny"] if arguments.tiny else []
@@ -219,15 +227,23 @@ def main():
         photos = [str(HERE / "photos.py"), arguments.folder, "--count", str(arguments.photos)]
         subprocess.run([sys.executable, *photos], check=True)
     about = describe_machine() | {"command": "python " + " ".join(sys.argv)}
-    with tempfile.TemporaryDirectory() as caches, arguments.out.open("a") as out:
-        for record in run_all(turns, arguments, Path(caches), ends):
+    with tempfile.TemporaryDirectory() as caches:
+        records = run_all(turns, arguments, Path(caches), ends, command_of)
+        write_records(records, arguments.out, about)
+
+
+def write_records(records, path, about):
+    """Each as it comes: a run that is ended early keeps what it has."""
+    with path.open("a", encoding="utf-8") as out:
+        for record in records:
             out.write(json.dumps(record | {"about": about}) + "\n")
             out.flush()
             print(one_line(record), flush=True)
 
 
-def run_all(turns, arguments, caches, ends):
-    """A record of each as it ends; neighbours that may set up together do."""
+def run_all(turns, arguments, caches, ends, command):
+    """A record of each as it ends; neighbours that may set up together do. `command` gives what
+    starts a turn."""
 
     def may_wait(turn):
         return arguments.together and turn.work != "resnet" and turn.contestant in TOGETHER
@@ -245,10 +261,12 @@ def run_all(turns, arguments, caches, ends):
                 yield {"work": turn.work, "contestant": turn.contestant, "left_out": True}
             continue
         if len(group) == 1:
-            alone = Contestant(group[0], arguments, caches)
-            yield alone.finish(min(left_s(), 3 * needed_s))
+            alone = Contestant(group[0], arguments, caches, command=command)
+            yield alone.finish(min(left_s(), group[0].limit_s or 3 * needed_s))
             continue
-        started = [Contestant(turn, arguments, caches, is_gated=True) for turn in group]
+        started = [
+            Contestant(turn, arguments, caches, command=command, is_gated=True) for turn in group
+        ]
         try:
             for contestant in started:
                 contestant.settle(left_s() - 20)

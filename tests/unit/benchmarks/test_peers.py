@@ -1,7 +1,6 @@
 """benchmarks/peers: what is judged against what; the recipes train what the peers train."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from phalanx.recipe.load import load_recipe
+from tests.fixtures.scripts import beside
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 ABOUT = {
@@ -24,15 +24,9 @@ SIZES = {
 
 
 @pytest.fixture(autouse=True)
-def _beside(monkeypatch):
-    """What a script of that folder sees; its modules are forgotten afterwards."""
-    known, paths = set(sys.modules), list(sys.path)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    sys.path[:] = paths
-    for name in set(sys.modules) - known:
-        if str(FOLDER.parent) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+def _beside():
+    with beside("peers"):
+        yield
 
 
 def _line(work, contestant, rate=None, **more):

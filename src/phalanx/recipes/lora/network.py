@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -50,8 +51,11 @@ def make_network(config: Any, options: LoraOptions, *, tokens: int | None) -> nn
     from transformers.initialization import no_init_weights
 
     is_random = options.weights == "random"
+    # In fp32, whatever type the model's files are in: adapters take the type of the weights beside
+    # them, and what learns needs its fp32 bits. The engine holds what is frozen narrow. The config
+    # is a copy because transformers writes the type into it, and it is exported as it was.
     with nullcontext() if is_random else no_init_weights():
-        network = network_class(config).from_config(config)
+        network = network_class(config).from_config(copy.deepcopy(config), dtype=torch.float32)
     if not is_random:
         network.tie_weights()
     if options.add_tokens and tokens is not None and tokens > _vocabulary(config):
