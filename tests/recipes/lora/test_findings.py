@@ -41,14 +41,14 @@ def test_a_model_that_is_not_there_and_rows_that_are_not(tmp_path):
 
 def test_layers_columns_and_rows_are_all_named_at_once(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "respnse": "b"}\n')
+    rows.write_text('{"prompt": "a", "responses": "b"}\n')
     options = options_of(model, str(rows), targets=["q_proj", "qkv"], response="response")
     trace, findings, _ = found(options)
     assert trace is None
     slugs = [f.slug for f in findings]
     assert slugs[0] == "unknown-targets" and len(slugs) > 1
     assert "qkv" in findings[0].what and "k_proj" in findings[0].why
-    assert "respnse" in " ".join(f.what + f.why + f.fix for f in findings[1:])
+    assert "responses" in " ".join(f.what + f.why + f.fix for f in findings[1:])
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_gated_model_says_how_to_get_in(monkeypatch, rows):
 
 @pytest.mark.ranks
 def test_the_command_says_what_is_wrong_without_a_traceback(model, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "respnse": "b"}\n' * 3)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "responses": "b"}\n' * 3)
     # Nobody listens there: the hub cannot be reached, and that is said at once.
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "hub")}
     given = ("data=rows.jsonl", "response=response", "--cpu", "1")
     code, out, err = phalanx("train", "lora", "model=org/none", *given, cwd=tmp_path, env=env)
     assert code == 2 and "error[missing-model]" in err and "hf download org/none" in err
     code, out, err = phalanx("train", "lora", f"model={model}", *given, cwd=tmp_path)
-    assert code == 2 and "did you mean `respnse`" in err
+    assert code == 2 and "did you mean `responses`" in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "runs").exists()
 
