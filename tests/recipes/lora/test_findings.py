@@ -24,9 +24,9 @@ FROZEN = 2 * 32000 * 4096 + 4096 + 4 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 409
 LEARNING = 4 * 16 * (4 * (4096 + 4096) + 3 * (4096 + 11008))  # r = 16, on all projections
 
 
-def found(options):
-    """The trace and the slugs of what is wrong, with what to do about the weights."""
-    trace, findings = trace_recipe("lora", options)
+def found(options, **more):
+    """The trace, what is wrong, and what is wrong with the weights alone."""
+    trace, findings = trace_recipe("lora", options, **more)
     about = [] if trace is None else [Finding.from_json(f) for f in trace.weights_findings]
     return trace, findings, about
 
@@ -59,9 +59,10 @@ def test_a_model_without_safetensors_can_be_planned(tmp_path, rows, file, words)
     model = write_model(tmp_path / "model", weights=False)
     if file:
         (tmp_path / "model" / file).write_bytes(b"\x80")
-    trace, findings, about = found(options_of(model, rows))
+    trace, findings, about = found(options_of(model, rows), compiled=() if file else ("bf16",))
     assert findings == []
-    assert trace.trainable_parameters > 0 and trace.activations_unknown is None
+    assert trace.trainable_parameters > 0
+    assert trace.activations_unknown is trace.activations_sampled is trace.compiled_unknown is None
     (finding,) = about
     assert finding.slug == "missing-weights" and words in finding.why
 

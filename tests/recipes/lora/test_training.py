@@ -141,7 +141,6 @@ def test_a_token_counts_the_same_wherever_it_is(pool, model, rows, tmp_path):
         (1, 10, options),
         (2, 20, options),
         (2, 7, options),
-        (1, num_rows, packed),
         (2, 2, packed),
     ]:
         batch = {"global_batch_size": num_rows if given is packed else 40}
