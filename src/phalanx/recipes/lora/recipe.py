@@ -42,7 +42,7 @@ from phalanx.recipes.lora.tokens import IGNORED
 if TYPE_CHECKING:
     from phalanx.recipes.lora.data import TextData
 
-_PACKAGES = ("transformers", "peft", "gguf")
+_PACKAGES = ("transformers", "peft")
 
 
 class LoraRecipe(Recipe):
@@ -175,7 +175,9 @@ class LoraRecipe(Recipe):
             export_merged(self, tensors, folder, is_half=form == "gguf-ready")
 
     def check(self) -> list[Finding]:
-        absent = [name for name in _PACKAGES if find_spec(name) is None]
+        is_gguf = (self.options.model or ".gguf").endswith(".gguf")
+        needed = (*_PACKAGES, "gguf") if is_gguf else _PACKAGES
+        absent = [name for name in needed if find_spec(name) is None]
         if absent:
             return [
                 Finding(
