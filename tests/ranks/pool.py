@@ -1,4 +1,4 @@
-"""Four gloo ranks that stay up for the whole test session: starting python and importing torch
+"""Gloo ranks that stay up for the whole test session: starting python and importing torch
 costs seconds, joining a process group costs milliseconds.
 
 A test names a function as `module:function`; each rank calls it with RANK, WORLD_SIZE and a fresh
@@ -42,14 +42,15 @@ def _serve(connection, rank):
 
 
 class RankPool:
-    def __init__(self):
+    def __init__(self, size=_SIZE):
+        self._size = size
         self._members = []
         self._start()
 
     def _start(self):
         context = multiprocessing.get_context("spawn")
         self._members = []
-        for rank in range(_SIZE):
+        for rank in range(self._size):
             ours, theirs = context.Pipe()
             # Not daemonic: ranks start loader processes of their own.
             process = context.Process(target=_serve, args=(theirs, rank), daemon=False)

@@ -288,5 +288,10 @@ def _made_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _built_fake(recipe: Recipe, mode: FakeTensorMode) -> nn.Module:
-    with mode:
-        return recipe.model()
+    try:
+        with mode:
+            return recipe.model()
+    except RuntimeError:  # what moves layers while it builds, as peft does, cannot move these
+        with torch.device("meta"):
+            model = recipe.model()
+        return _made_fake(model, mode)

@@ -114,11 +114,21 @@ def open_config(base: Base) -> Any:
     from transformers import AutoConfig
 
     folder = _converted(base)
-    if folder.is_dir():
-        return AutoConfig.from_pretrained(folder)
-    if base.gguf:
-        return AutoConfig.from_pretrained(base.folder, gguf_file=base.gguf)
-    return AutoConfig.from_pretrained(base.folder)
+    try:
+        if folder.is_dir():
+            return AutoConfig.from_pretrained(folder)
+        if base.gguf:
+            return AutoConfig.from_pretrained(base.folder, gguf_file=base.gguf)
+        return AutoConfig.from_pretrained(base.folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            Finding(
+                slug="model-kind",
+                what=f"the config of the model `{base.said}` cannot be read",
+                why=f"transformers {_version()}: {' '.join(str(error).split())[:300]}",
+                fix="model=another folder, or a transformers that knows this kind of model",
+            )
+        ) from None
 
 
 @functools.cache
@@ -150,7 +160,17 @@ def open_processor(base: Base, config: Any) -> Any:
     import transformers
 
     auto: Any = transformers.AutoProcessor
-    return auto.from_pretrained(base.folder)
+    try:
+        return auto.from_pretrained(base.folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            Finding(
+                slug="missing-tokenizer",
+                what=f"the model `{base.said}` has no processor that can be read",
+                why=f"it takes images or sounds; {' '.join(str(error).split())[:300]}",
+                fix=f"put processor_config.json or preprocessor_config.json into {base.folder}",
+            )
+        ) from None
 
 
 def _with_ends(tokenizer: Any, config: Any) -> Any:

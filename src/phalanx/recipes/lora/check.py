@@ -15,6 +15,15 @@ from phalanx.recipes.lora.tokens import LEFT_OUT, Fault, Tally, tokenize
 _MEDIA_TRIED = 8  # images or sounds that are processed for the check
 
 
+def check_sources(options: LoraOptions) -> list[Finding]:
+    """That there are rows: all that can be told without a tokenizer."""
+    try:
+        find_sources(options)
+    except UserError as error:
+        return error.findings
+    return []
+
+
 def check_data(
     options: LoraOptions,
     tokenizer: Any,

@@ -86,10 +86,12 @@ def adapter_config(network: nn.Module, options: LoraOptions) -> Any:
 
     config: Any = network.config
     is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    is_hearing = getattr(network, "main_input_name", "input_ids") != "input_ids"
     is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
     saved = _embeddings(network, is_tied=is_tied) if options.add_tokens else None
     return LoraConfig(
-        task_type="SEQ_2_SEQ_LM" if is_seq2seq else "CAUSAL_LM",
+        # Around a model that hears, peft's classes for text would ask for tokens.
+        task_type=None if is_hearing else "SEQ_2_SEQ_LM" if is_seq2seq else "CAUSAL_LM",
         r=options.r,
         lora_alpha=_plain(options.alpha),
         lora_dropout=options.dropout,
@@ -122,9 +124,24 @@ def target_names(network: nn.Module, options: LoraOptions) -> list[str]:
             )
         return sorted(wanted)
     if options.targets == "attention":
-        attention = [n for n in there if "attn" in n.lower() or "attention" in n.lower()]
-        return _last(attention or there)
+        attention = [n for n in there if "attn" in n.lower() or "attention" in n.lower()] or there
+        others = [n for n in there if n not in attention]
+        # Whole names where layers elsewhere have the same last part, as in GPT-2.
+        is_clear = not set(_last(attention)) & set(_last(others))
+        return _last(attention) if is_clear else sorted(attention)
     return _last(there)
+
+
+def check_layers(config: Any, options: LoraOptions) -> list[Finding]:
+    """That the model is of a kind that writes text, and has the layers that options name."""
+    try:
+        kind = network_class(config)
+        if isinstance(options.targets, list):
+            with torch.device("meta"):
+                target_names(kind.from_config(config), options)
+    except UserError as error:
+        return error.findings
+    return []
 
 
 def _last(names: Any) -> list[str]:
@@ -139,6 +156,13 @@ def _linear_layers(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in network.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
             yield name.removesuffix(".base_layer"), module
+
+
+def is_turned(layer: nn.Module) -> bool:
+    """Whether a layer keeps its weights the other way around, as those of GPT-2 do."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(layer, Conv1D)
 
 
 def _embeddings(network: Any, *, is_tied: bool) -> list[str]:

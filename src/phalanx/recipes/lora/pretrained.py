@@ -7,20 +7,22 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from phalanx.recipe import Finding, Stored, UserError, cache_folder
 from phalanx.recipes.lora.base import Base, stored_weights
-from phalanx.recipes.lora.network import stored_name
+from phalanx.recipes.lora.network import ADAPTER, is_turned, stored_name
 from phalanx.recipes.lora.nf4 import Nf4Linear, pack
 
 _SCALE = ".scales.each"
-_MAGNITUDE = ".lora_magnitude_vector.default.weight"
+_MAGNITUDE = f".lora_magnitude_vector.{ADAPTER}.weight"
+_TRAINED, _FROZEN = f".modules_to_save.{ADAPTER}.", ".original_module."
 
 
 def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
-    """By the names in the network, which may be on the meta device: frozen weights, and for DoRA
-    the magnitudes that its first weights have."""
+    """By the names in the network, which may be on the meta device: frozen weights, embeddings that
+    are trained beside adapters, and for DoRA the magnitudes that its first weights have."""
     names = {name: stored_name(name) for name in network.state_dict()}
     wanted = _wanted(network)
     found = stored_weights(base, wanted)
@@ -38,7 +40,9 @@ def place_weights(base: Base, network: nn.Module) -> dict[str, Stored]:
     if packed := [n for n, part in network.named_modules() if isinstance(part, Nf4Linear)]:
         placed |= _pack(placed, packed)
     if magnitudes := [name for name in names if name.endswith(_MAGNITUDE)]:
-        placed |= _measure(placed, magnitudes)
+        placed |= _measure(placed, magnitudes, dict(network.named_modules()))
+    if trained := {n: len(t) for n, t in network.state_dict().items() if _TRAINED in n}:
+        placed |= _grow(placed, trained)
     return placed
 
 
@@ -52,11 +56,41 @@ def _wanted(network: nn.Module) -> list[set[str]]:
     return list(groups.values())
 
 
-def _measure(placed: Mapping[str, Stored], magnitudes: list[str]) -> dict[str, Stored]:
-    """DoRA begins with the length of each row of the frozen weights; kept in a file, because ranks
-    read weights in parts."""
+def _measure(
+    placed: Mapping[str, Stored], magnitudes: list[str], layers: Mapping[str, nn.Module]
+) -> dict[str, Stored]:
+    """DoRA begins with the length of what each output takes of the frozen weights; kept in a file,
+    because ranks read weights in parts."""
     sources = {name: placed[name.replace(_MAGNITUDE, ".base_layer.weight")] for name in magnitudes}
-    return _derive("magnitudes", sources, lambda name, w: {name: w.float().norm(dim=1)})
+
+    def make(name: str, weight: Tensor) -> dict[str, Tensor]:
+        turned = is_turned(layers[name.replace(_MAGNITUDE, ".base_layer")])
+        return {name: weight.float().norm(dim=0 if turned else 1)}
+
+    return _derive("magnitudes", sources, make)
+
+
+def _grow(placed: Mapping[str, Stored], trained: Mapping[str, int]) -> dict[str, Stored]:
+    """Embeddings that are trained, by their rows, begin as they are stored; rows for tokens that
+    are added as the mean of the others."""
+    sources = {name: placed[name.replace(_TRAINED, _FROZEN)] for name in trained}
+    rows = max(trained.values())
+
+    def make(stored: str, weight: Tensor) -> dict[str, Tensor]:
+        added = weight.double().mean(0, keepdim=True).expand(rows - len(weight), -1)
+        return {stored: torch.cat([weight, added.to(weight.dtype)])}
+
+    short = {s.name: s for s in sources.values() if _num_rows(s) < rows}
+    grown = _derive(f"embeddings-{rows}", short, make) if short else {}
+    begun = {name: grown.get(s.name, s) for name, s in sources.items()}
+    return begun | {name.replace(_TRAINED, _FROZEN): s for name, s in begun.items()}
+
+
+def _num_rows(stored: Stored) -> int:
+    from safetensors import safe_open
+
+    with safe_open(stored.file, framework="numpy") as opened:
+        return int(opened.get_slice(stored.name).get_shape()[0])
 
 
 def _pack(placed: Mapping[str, Stored], layers: list[str]) -> dict[str, Stored]:

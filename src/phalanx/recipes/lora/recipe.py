@@ -34,7 +34,7 @@ from phalanx.recipes.lora.base import (
     open_tokenizer,
     weight_findings,
 )
-from phalanx.recipes.lora.check import check_data
+from phalanx.recipes.lora.check import check_data, check_sources
 from phalanx.recipes.lora.data import open_data, token_count
 from phalanx.recipes.lora.options import LoraOptions
 from phalanx.recipes.lora.tokens import IGNORED
@@ -111,21 +111,15 @@ class LoraRecipe(Recipe):
 
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         logits, wanted = self._predict(model, batch)
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        return {"cross_entropy": Term(total, (wanted != IGNORED).sum())}
+        return {"cross_entropy": Term(_sum_losses(logits, wanted), (wanted != IGNORED).sum())}
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
         logits, wanted = self._predict(model, batch)
         counts = wanted != IGNORED
         right = (logits.argmax(-1) == wanted) | ~counts
         has_answer = counts.any(1)
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
         return {
-            "loss": total,
+            "loss": _sum_losses(logits, wanted),
             "tokens": counts.sum(),
             "right_tokens": (right & counts).sum(),
             # Greedy decoding writes the wanted answer exactly when each of its tokens is the most
@@ -187,19 +181,29 @@ class LoraRecipe(Recipe):
                     fix="pip install 'phalanx[lora]'",
                 )
             ]
-        if self.options.quantize is not None and (wrong := _no_quantizing(self.options)):
-            return [wrong]
+        from phalanx.recipes.lora.network import check_layers
+
+        wrong = None if self.options.quantize is None else _no_quantizing(self.options)
+        findings = [wrong] if wrong else []
         try:
-            tokenizer, processor = self.tokenizer, open_processor(self.base, self.config)
+            processor, tokenizer = open_processor(self.base, self.config), self.tokenizer
         except UserError as error:
-            return list(error.findings)
-        return check_data(
+            return [*findings, *error.findings, *check_sources(self.options)]
+        about_data = check_data(
             self.options,
             tokenizer,
             context=self._context,
             processor=processor,
             is_seq2seq=self.is_seq2seq,
         )
+        return [*findings, *check_layers(self.config, self.options), *about_data]
+
+
+def _sum_losses(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Over the tokens that are wanted, in fp32 at least: fp64 stays what it is."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits.flatten(0, 1).to(wide)
+    return F.cross_entropy(scores, wanted.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def _packed_mask(segments: Tensor) -> Tensor:
