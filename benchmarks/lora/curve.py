@@ -83,6 +83,7 @@ def train_phalanx(course, folder):
         "optimizer.lr": LR,
         "logging.every": 1,
         "evaluate.every": None,
+        "evaluate.at_start": False,
         "checkpoint.every": None,
         "output": f"{folder}/runs",
         "options.completions": 0,

@@ -32,6 +32,8 @@ def options_of(folder, size):
         "weights": "random",
         "data": str(Path(folder) / "rows.jsonl"),
         "max_length": size.length,
+        "test_share": 0.01,  # it is evaluated at the start, before anything is measured
+        "completions": 0,
         "r": R,
         "alpha": ALPHA,
     }
