@@ -56,6 +56,11 @@ def say_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
+def say_text(text: str) -> None:
+    """Print a file as it is, neither wrapped nor styled."""
+    sys.stdout.write(text)
+
+
 def show_findings(findings: Iterable[Finding]) -> None:
     """Print each Finding as slug, what, why, fix."""
     from rich.text import Text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import bench, check, estimate, explain, export, plan, recipes, train, verify
+from phalanx.cli import bench, check, estimate, explain, export, plan, recipes, slurm, train, verify
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
+app.add_typer(slurm.app, name="slurm")
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

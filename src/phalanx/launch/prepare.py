@@ -94,7 +94,7 @@ def prepare(
     continued = _Continued.find(resume, overrides) if resume is not None else None
     if source is None:
         if continued is None:
-            raise UserError(_nothing_to_train())
+            raise UserError(nothing_to_train())
         source = continued.job_file
         # A limit of one session is no wish of the next one, and another run needs another name.
         dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
@@ -332,7 +332,8 @@ def _raise_if_errors(findings: list[Finding]) -> None:
         raise UserError(findings)
 
 
-def _nothing_to_train() -> Finding:
+def nothing_to_train() -> Finding:
+    """Said when neither a job nor a run was named."""
     return Finding(
         slug="no-job",
         what="no job was given",

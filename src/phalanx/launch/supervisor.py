@@ -245,15 +245,18 @@ class Supervisor:
 
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        """First SIGINT or SIGTERM: finish the step, save, end. Second: end now."""
+        """First SIGINT or SIGTERM: finish the step, save, end. Second: end now. SIGUSR1 is a
+        scheduler's way to ask, as often as it likes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
+            if number != signal.SIGUSR1 or self._signals == 0:
+                self._signals += 1
 
-        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {n: signal.signal(n, handle) for n in handled}
         try:
             yield
         finally:

@@ -1,0 +1,361 @@
+"""`phalanx slurm`: a job as a batch script, checked and submitted; then its state, logs and end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from phalanx.cli.options import with_job_options
+
+if TYPE_CHECKING:
+    from phalanx.job import LoadedJob
+    from phalanx.launch.slurm import SlurmRequest
+    from phalanx.launch.slurm_jobs import SlurmJob
+
+_FLAGS = ("--fp16", "--bf16", "--fsdp")  # options without a value
+
+
+class _SubmitsByDefault(TyperGroup):
+    """`phalanx slurm JOB` is `phalanx slurm submit JOB`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["submit", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SubmitsByDefault,
+    no_args_is_help=True,
+    help="Submit a job to Slurm: `phalanx slurm JOB --partition gpu --gpus-per-node 4`; follow it.",
+)
+
+_REFERENCE = typer.Argument(metavar="JOBID|RUN", help="The job's number, or its run or log.")
+
+
+@app.command("submit")
+@with_job_options
+def submit(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Default: the cluster's own.")
+    ] = None,
+    gpus_per_node: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus-per-node",
+            metavar="N|TYPE:N",
+            help="Default: as many as the job asks for, none with --cpu, else 1.",
+        ),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="Training uses 1 so far.")] = 1,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="[DAYS-]HH:MM:SS", help="Limit of one turn on a node."),
+    ] = None,
+    account: Annotated[str | None, typer.Option("--account", help="Who pays.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Quality of service.")] = None,
+    constraint: Annotated[
+        str | None, typer.Option("--constraint", help="Features that a node must have.")
+    ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option("--array", metavar="0-3", help="One run per number; `seed={task}` uses it."),
+    ] = None,
+    cpus_per_task: Annotated[
+        int | None,
+        typer.Option(
+            "--cpus-per-task",
+            help="CPUs of a node; default: the GPUs' share of them, with --cpu N N.",
+        ),
+    ] = None,
+    mem: Annotated[
+        str | None, typer.Option("--mem", metavar="64G", help="Memory of a node.")
+    ] = None,
+    signal_s: Annotated[
+        int,
+        typer.Option("--signal-s", help="Seconds before the time limit to save and queue again."),
+    ] = 120,
+    max_requeues: Annotated[
+        int, typer.Option("--max-requeues", help="How often it may be queued again.")
+    ] = 5,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Show the batch script; nothing is submitted.")
+    ] = False,
+) -> int:
+    """Write a batch script for a job, check it and submit it; `phalanx slurm JOB` does the same.
+
+    Before the time limit the run saves, is queued again and goes on.
+
+    Examples: phalanx slurm digits --partition gpu --gpus-per-node 4 --time 4:00:00 | phalanx slurm
+    job.yaml --partition gpu --print
+    """
+    import os
+    import sys
+
+    from phalanx.cli import console
+    from phalanx.errors import UserError, errors_of
+    from phalanx.launch import slurm_checks, slurm_jobs
+    from phalanx.launch.slurm import SlurmRequest, batch_script, value_findings
+
+    loaded, found = _load(job, overrides)
+    assert job is not None, "a job was loaded"
+    request = SlurmRequest(
+        name=loaded.job.name or _name_from(job),
+        words=_words(job, overrides),
+        output=loaded.job.output,
+        python=sys.executable,
+        partition=partition,
+        nodes=nodes,
+        gpus=gpus_per_node if gpus_per_node is not None else _gpus_of(loaded),
+        cpus=cpus_per_task,
+        memory=mem,
+        time=time,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        array=array,
+        signal_s=signal_s,
+        max_requeues=max_requeues,
+    )
+    findings = [*notes, *found, *value_findings(request, os.environ)]
+    if errors_of(findings):
+        raise UserError(findings)
+    findings += _device_findings(request, loaded)
+    if slurm_checks.has_slurm() or not print_only:
+        with console.working("asking Slurm"):
+            request, problems = _checked(request, loaded)
+        findings += problems
+    script = batch_script(request)
+    if print_only:
+        console.say_text(script)
+    if errors_of(findings):
+        raise UserError(findings)
+    console.show_findings(findings)
+    if print_only:
+        return 0
+    number = slurm_jobs.submit(script, request.name)
+    _show_submitted(request, number)
+    return 0
+
+
+@app.command("status")
+def status(reference: Annotated[str | None, _REFERENCE] = None) -> int:
+    """Show the jobs that were submitted: Slurm's state, and how far the run is.
+
+    Examples: phalanx slurm status | phalanx slurm status 42 | phalanx slurm status runs/digits_42
+    """
+    from phalanx.cli import console
+    from phalanx.launch.slurm_jobs import find_job, list_jobs, progress_of
+
+    jobs = [find_job(reference)] if reference is not None else list_jobs()
+    rows = [
+        (job.id, job.name, job.state, job.ran, job.limit, progress_of(job), _reason(job))
+        for job in jobs
+    ]
+    console.table(rows, header=("job", "name", "state", "ran", "limit", "run", "why"))
+    return 0
+
+
+@app.command("logs")
+def logs(
+    reference: Annotated[str | None, _REFERENCE] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Of each file, the last.")] = 40,
+) -> int:
+    """Show the end of what a job has printed; the newest job when none is named.
+
+    Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
+    """
+    from phalanx.cli import console
+    from phalanx.cli.follow import short_path
+    from phalanx.launch.slurm_jobs import find_job
+
+    for path in find_job(reference).logs:
+        console.say(f"== {short_path(path)}", style="bold")
+        if not path.is_file():
+            console.say("not there yet: the job has not started")
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in text[-max(0, lines) :] if lines > 0 else []:
+            console.say("".join(c if c.isprintable() or c == "\t" else " " for c in line))
+    return 0
+
+
+@app.command("cancel")
+def cancel(reference: Annotated[str, _REFERENCE]) -> int:
+    """End a job, or take it out of the queue; its last checkpoint stands.
+
+    Examples: phalanx slurm cancel 42 | phalanx slurm cancel runs/digits_42
+    """
+    from phalanx.cli import console
+    from phalanx.launch.slurm_jobs import cancel as cancel_job
+
+    job = cancel_job(reference)
+    console.say(f"job {job.id} is being ended")
+    return 0
+
+
+@app.command("requeue")
+def requeue(reference: Annotated[str, _REFERENCE]) -> int:
+    """Put a job into the queue again; its run goes on from its last checkpoint.
+
+    Examples: phalanx slurm requeue 42
+    """
+    from phalanx.cli import console
+    from phalanx.launch.slurm_jobs import requeue as requeue_job
+
+    job = requeue_job(reference)
+    console.say(f"job {job.id} is queued again")
+    return 0
+
+
+def _reason(job: SlurmJob) -> str:
+    return "" if job.reason.lower() in ("none", "") else job.reason
+
+
+def _load(job: str | None, overrides: list[Any]) -> tuple[LoadedJob, list[Any]]:
+    """The job as it will be read on the node; all its problems are said here."""
+    from phalanx.errors import UserError
+    from phalanx.job import Override, check_job, load_job
+    from phalanx.launch.prepare import nothing_to_train, resolve_source
+    from phalanx.launch.slurm import TASK
+    from phalanx.recipe.load import builtin_recipes
+
+    if job is None:
+        raise UserError(nothing_to_train())
+
+    def first_task(value: Any) -> Any:
+        return value.replace(TASK, "0") if isinstance(value, str) else value
+
+    tried = [
+        Override(o.key, first_task(o.value), o.source) if isinstance(o, Override) else first_task(o)
+        for o in overrides
+    ]
+    loaded = load_job(resolve_source(first_task(job)), tried)
+    problems = check_job(loaded, known_recipes=builtin_recipes())
+    # What is installed here says nothing of the nodes.
+    return loaded, [finding for finding in problems if finding.slug != "deepspeed-missing"]
+
+
+def _words(job: str, overrides: list[Any]) -> tuple[str, ...]:
+    """The command line of `train` again, without what the script says itself."""
+    from phalanx.job import parse_override
+    from phalanx.job.keys import known_key
+    from phalanx.launch.slurm import train_words
+
+    own = ("name", "output")
+    options: dict[str, str] = {}
+    plain: list[str] = []
+    for override in overrides:
+        if isinstance(override, str):
+            if known_key(parse_override(override).key.strip()) not in own:
+                plain.append(override)
+        elif override.value is not None and override.key not in own:
+            options[override.source] = _option_text(override.value)
+    words = [flag if flag in _FLAGS else f"{flag}={text}" for flag, text in options.items()]
+    return train_words(job, plain, words)
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
+    return str(value)
+
+
+def _name_from(job: str) -> str:
+    """A name for Slurm from a job file or `file.py:Class`."""
+    import re
+
+    stem = Path(job.rpartition(":")[0] or job).stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:40] or "job"
+
+
+def _gpus_of(loaded: LoadedJob) -> str:
+    from phalanx.job import ranks_asked
+
+    if loaded.job.devices.cpu is not None:
+        return "0"
+    return str(ranks_asked(loaded.job) or 1)
+
+
+def _device_findings(request: SlurmRequest, loaded: LoadedJob) -> list[Any]:
+    """Where the job and what is asked of Slurm disagree about devices."""
+    from phalanx.errors import Finding
+    from phalanx.job import ranks_asked
+
+    cpu, ranks = loaded.job.devices.cpu, ranks_asked(loaded.job)
+    if cpu is not None and request.gpu_count:
+        return [
+            Finding(
+                slug="slurm-gpus-idle",
+                what=f"{request.gpu_count} GPUs per node would be idle: the job trains on {cpu} "
+                "CPU processes",
+                why=f"--gpus-per-node {request.gpus}; {loaded.said('devices.cpu')}",
+                fix="--gpus-per-node 0, or leave --cpu out",
+                severity="warning",
+            )
+        ]
+    if cpu is None and ranks is not None and ranks != request.gpu_count:
+        is_more = ranks > request.gpu_count
+        return [
+            Finding(
+                slug="slurm-gpus-differ",
+                what=f"the job asks for {ranks} GPUs, Slurm is asked for {request.gpu_count}",
+                why=f"{loaded.said('devices.gpus')}; --gpus-per-node {request.gpus}",
+                fix=f"--gpus-per-node {ranks}",
+                severity="error" if is_more else "warning",
+            )
+        ]
+    return []
+
+
+def _checked(request: SlurmRequest, loaded: LoadedJob) -> tuple[SlurmRequest, list[Any]]:
+    """The request with its CPUs settled, and what Slurm has against it."""
+    import getpass
+    from dataclasses import replace
+
+    from phalanx.errors import errors_of
+    from phalanx.launch import slurm_checks
+    from phalanx.launch.slurm import batch_script
+
+    nodes = slurm_checks.read_nodes()
+    there = slurm_checks.partition_nodes(request, nodes)
+    if request.cpus is None and there:
+        request = replace(
+            request, cpus=slurm_checks.cpus_for(request, there, loaded.job.devices.cpu)
+        )
+    problems = slurm_checks.cluster_findings(request, nodes)
+    problems += slurm_checks.account_findings(request, getpass.getuser())
+    if not errors_of(problems):
+        problems += slurm_checks.refusal(batch_script(request))
+    return request, problems
+
+
+def _show_submitted(request: SlurmRequest, number: str) -> None:
+    from phalanx.cli import console
+    from phalanx.launch.slurm import LOGS
+
+    stem = f"{request.name}_{number}"
+    tasks = "_TASK" if request.array else ""
+    gpus = f"{request.gpus} GPUs per node" if request.gpu_count else "no GPUs"
+    console.table(
+        [
+            ("job", f"{number}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
+            ("script", f"{LOGS}/{stem}.sbatch"),
+            ("logs", f"{LOGS}/{stem}{tasks}.out and .err"),
+            ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
+        ]
+    )
+    console.say("next:")
+    for verb, meaning in (
+        ("status", "where it stands"),
+        ("logs", "what it has printed"),
+        ("cancel", "end it; it saves first"),
+    ):
+        console.say(f"  phalanx slurm {verb} {number}")
+        console.say(f"      {meaning}", style="dim")
