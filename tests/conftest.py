@@ -1,7 +1,8 @@
 """What holds for every test: a marker by folder, a clean environment, no silent skips.
 
 The folder says what a test needs: `contract` the source alone, `unit` one module, `cli` the command
-line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a built-in recipe.
+line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a built-in recipe,
+`cluster` a Slurm, which it brings up itself.
 A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 """
 
@@ -25,6 +26,7 @@ _FOLDERS = {
     "ranks": "starts several ranks; at most two such tests run at a time",
     "gpu": "needs a GPU",
     "recipes": "trains a built-in recipe",
+    "cluster": "brings up a Slurm of its own",
 }
 
 
@@ -52,6 +54,8 @@ def pytest_itemcollected(item):
     folder = item.path.relative_to(_HERE).parts[0]
     if folder in _FOLDERS:
         item.add_marker(folder)
+    if folder == "cluster":  # one Slurm is enough; jobs on it are ranks that commands start
+        item.add_marker(pytest.mark.ranks)
     if item.get_closest_marker("ranks"):
         # Ranks share the cores. Those of the pool compute, those of commands mostly start up: one
         # test of each kind at a time keeps two cores busy.

@@ -283,7 +283,10 @@ class Feed:
         if asked is None:
             return 1.0
         step_s = (self._asked[1] - asked[1]) / (step - asked[0])
-        return float(min(_MOST_STEPS, max(1, _ASKED_EVERY_S // max(step_s, 1e-6))))
+        # No more than twice as many: the first two are fetched before the first is computed, and
+        # taking that for a step's time would leave slow ranks deaf for minutes.
+        most = min(_MOST_STEPS, 2 * self._interval)
+        return float(min(most, max(1, _ASKED_EVERY_S // max(step_s, 1e-6))))
 
     def _local_weights(self, micro_batches: list[MicroBatch]) -> list[float]:
         if self._terms is None:

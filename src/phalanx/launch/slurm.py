@@ -284,7 +284,7 @@ signals=0 is_cancelled=0 reminder=
 pass_on() {{
   signals=$((signals + 1))
   [[ -n $reminder ]] && return
-  while scancel --signal=USR1 "$SLURM_JOB_ID"; do sleep 5; done &
+  while scancel --signal=USR1 "$SLURM_JOB_ID"; do sleep 5; done 2>/dev/null &
   reminder=$!
 }}
 trap pass_on USR1
@@ -300,7 +300,7 @@ while :; do
   wait "$step" && code=0 || code=$?
   ((signals == before)) && break  # else it was the signal that ended the waiting
 done
-[[ -n $reminder ]] && kill "$reminder"
+[[ -n $reminder ]] && kill "$reminder" 2>/dev/null
 
 # Only a run that was told to stop here, and has saved, goes on later. A crash is not repeated.
 restarts=${{SLURM_RESTART_COUNT:-0}}

@@ -1,0 +1,142 @@
+"""A real Slurm on this machine, with one node and 8 pretended GPUs, for as long as the tests run.
+
+Its ports are free ones and all of its files lie in a folder of its own: several can run at a time.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+PACKAGES = "slurmctld slurmd slurm-client munge"
+
+# No cgroups and no accounting: what a container has is enough. A job that is queued again waits
+# for as long as munge's credentials live, two minutes by default.
+CONF = """\
+ClusterName=tiny
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+SlurmdSpoolDir={folder}/spool
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=2
+MpiDefault=none
+PropagateResourceLimits=NONE
+GresTypes=gpu
+ReturnToService=2
+KillWait=20
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=16 RealMemory=64000 \
+Gres=gpu:pretended:8 Feature=tiny State=UNKNOWN
+PartitionName=main Nodes=n1 Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes=n1 MaxTime=00:30:00 State=UP
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """Brings the cluster up: the path of its slurm.conf."""
+    missing = [name for name in PROGRAMS if _find(name) is None]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)} here: apt-get install {PACKAGES}")
+    if os.geteuid() != 0:
+        pytest.skip("a Slurm of our own needs root: it pretends GPUs with device files")
+    folder = tmp_path_factory.mktemp("slurm")
+    conf = _write(folder)
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+    try:
+        _start(folder, environment)
+        yield conf
+    finally:
+        subprocess.run(["scancel", "--me"], env=environment, timeout=30, capture_output=True)
+        _wait(lambda: not _said(["squeue", "-h"], environment), 30)
+        for name in ("slurmd", "slurmctld", "munged"):
+            _end(folder / f"{name}.pid")
+
+
+@pytest.fixture
+def slurm(cluster, monkeypatch):
+    """The cluster, as a user who has logged in sees it."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster))
+    for name in [name for name in os.environ if name.startswith(("SBATCH_", "SLURM_JOB"))]:
+        monkeypatch.delenv(name)
+    return cluster
+
+
+def _find(name):
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def _write(folder):
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o400)
+    for index in range(8):  # a regular file is no GPU to Slurm: /dev/null under another name
+        os.mknod(folder / f"nvidia{index}", 0o20666, os.makedev(1, 3))
+    host, control, node = socket.gethostname().partition(".")[0], _free_port(), _free_port()
+    text = CONF.format(folder=folder, host=host, control=control, node=node)
+    (folder / "slurm.conf").write_text(text)
+    (folder / "gres.conf").write_text(
+        f"NodeName=n1 Name=gpu Type=pretended File={folder}/nvidia[0-7]\n"
+    )
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    return folder / "slurm.conf"
+
+
+def _start(folder, environment):
+    munge = [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "log", "seed")]
+    munge += [f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock", "--force"]
+    for argv in ([_find("munged"), *munge], [_find("slurmctld")], [_find("slurmd"), "-N", "n1"]):
+        subprocess.run(argv, env=environment, timeout=30, check=True, capture_output=True)
+    is_up = _wait(lambda: _said(["sinfo", "-h", "-t", "idle", "-o", "%n"], environment), 30)
+    assert is_up, (folder / "slurmctld.log").read_text()[-2000:]
+
+
+def _said(argv, environment):
+    done = subprocess.run(argv, env=environment, timeout=30, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _wait(is_done, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if is_done():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _end(pid_file: Path):
+    if not pid_file.is_file():
+        return
+    with suppress(ProcessLookupError):
+        pid = int(pid_file.read_text())
+        os.kill(pid, signal.SIGTERM)
+        _wait(lambda: not Path(f"/proc/{pid}").exists(), 10)

@@ -1,0 +1,147 @@
+"""`phalanx slurm` with a real Slurm: refused before it is submitted, run, ended, queued again."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ExitCode
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import read_events
+from tests.cli.command import run_cli
+from tests.ranks.runs import assert_same_bits, outcomes
+
+# Slow until it is queued again, so that it is caught in the middle and done soon after.
+RECIPE = '''"""Digits that wait."""
+import os
+import time
+
+from phalanx.recipes.digits.recipe import DigitsRecipe
+
+
+class Waiting(DigitsRecipe):
+    """Digits that wait under Slurm, until they are queued again."""
+
+    def loss(self, model, batch, keys):
+        if "RANK" in os.environ and "SLURM_JOB_ID" in os.environ:
+            assert os.environ["WANDB_API_KEY"] == "canary-" + "of-the-ranks"
+            if "SLURM_RESTART_COUNT" not in os.environ:
+                time.sleep(1)
+        return super().loss(model, batch, keys)
+'''
+JOB = """\
+recipe: waiting.py:Waiting
+epochs: 2
+global_batch_size: 64
+devices: {cpu: 1}
+options: {width: 4}
+logging: {every: 1, tensorboard: false}
+"""
+SECRET = "canary-of-the-ranks"
+
+
+@pytest.fixture
+def folder(tmp_path, slurm, monkeypatch):
+    """A user's folder with a job, named as badly as folders are."""
+    folder = tmp_path / 'it\'s $(touch pwned); "mine" é'
+    folder.mkdir()
+    (folder / "waiting.py").write_text(RECIPE)
+    (folder / "my job.yaml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    return folder
+
+
+def submit(*argv):
+    """Submit a job: its number."""
+    code, out, err = run_cli("slurm", *argv)
+    assert code == 0, err
+    return out.split()[1].rstrip(",")
+
+
+def ask(*argv):
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def state_of(number):
+    return ask("squeue", "-h", "-t", "all", "-j", number, "-o", "%T").strip()
+
+
+def wait_for(is_done, number, timeout_s=90):
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        logs = "".join(path.read_text() for path in Path("logs").glob(f"*_{number}.???"))
+        assert time.monotonic() < deadline, f"{state_of(number)}\n{logs}"
+        time.sleep(0.2)
+
+
+def steps(run):
+    if not run.events.is_dir():
+        return 0
+    return max((e.data["step"] for e in read_events(run.events) if e.kind == "step"), default=0)
+
+
+def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(folder):
+    before = ask("squeue", "-h", "-t", "all")
+    wrong = {
+        "slurm-partition": ["--partition", "mian"],
+        "slurm-gpus": ["--gpus-per-node", "9"],
+        "slurm-time": ["--partition", "short", "--time", "1:00:00"],
+        "slurm-memory": ["--mem", "1T"],
+        "slurm-cpus": ["--cpus-per-task", "17"],
+        "slurm-constraint": ["--constraint", "tinny"],
+        "slurm-nodes": ["--nodes", "2"],
+    }
+    for slug, argv in wrong.items():
+        code, _, err = run_cli("slurm", "digits", *argv)
+        assert code == ExitCode.USAGE
+        assert f"error[{slug}]" in err
+    _, _, err = run_cli("slurm", "digits", *wrong["slurm-gpus"], *wrong["slurm-memory"])
+    assert "has 8 GPUs at most" in err  # both at once, each with its number
+    assert "has 62.5 GiB at most" in err
+    assert "(did you mean `tiny`?)" in run_cli("slurm", "digits", *wrong["slurm-constraint"]).err
+    code, out, err = run_cli("slurm", "digits", "--gpus-per-node", "pretended:4", "--print")
+    assert code == 0, err
+    assert "#SBATCH --gpus-per-node=pretended:4\n#SBATCH --cpus-per-task=8\n" in out
+    assert ask("squeue", "-h", "-t", "all") == before
+    assert not Path("logs").exists()
+
+
+def test_cancelled_job_saves_and_is_not_queued_again(folder):
+    number = submit("my job.yaml", "--cpu", "2", "--output", "my 'runs'")
+    run = RunDirectory(folder / "my 'runs'" / f"my-job_{number}")
+    wait_for(lambda: steps(run) >= 2, number)
+    assert run_cli("slurm", "cancel", str(run.path)).code == 0
+    wait_for(lambda: state_of(number) not in ("RUNNING", "COMPLETING"), number)
+    assert state_of(number) == "CANCELLED"
+    assert outcomes(run)[-1]["status"] == "stopped"
+    assert (run.checkpoints / f"checkpoint-{outcomes(run)[-1]['step']}").is_dir()
+    assert f"stopped at step {outcomes(run)[-1]['step']}" in run_cli("slurm", "status", number).out
+    assert not list(folder.rglob("pwned"))
+
+
+def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(folder):
+    number = submit("my job.yaml", "--name", "first", "--time", "30", "--signal-s", "175")
+    run = RunDirectory(folder / "runs" / f"first_{number}")
+    wait_for(lambda: steps(run) >= 2, number)
+    # Slurm now finds that less than 175 s are left, and sends the signal at its next look.
+    subprocess.run(["scontrol", "update", f"JobId={number}", "TimeLimit=3"], check=True)
+    assert run_cli("train", "my job.yaml", "--name", "whole").code == 0  # meanwhile
+    wait_for(lambda: state_of(number) == "PENDING", number)
+    stopped_at = outcomes(run)[-1]["step"]
+    assert 2 <= stopped_at < 46
+    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=False)
+    wait_for(lambda: state_of(number) == "COMPLETED", number)
+    assert_same_bits(run, RunDirectory(folder / "runs" / "whole"))
+
+    status = run_cli("slurm", "status").out
+    assert "finished at step 46" in status
+    code, logs, err = run_cli("slurm", "logs", f"runs/first_{number}", "-n", "100")
+    assert code == 0, err
+    assert "queued again (1 of 5)" in logs  # the first turn's output is still there
+    assert f"continues at step {stopped_at}" in logs
+    # The ranks had it (their loss asserts that); no file of ours has.
+    for path in folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert not list(folder.rglob("pwned"))
