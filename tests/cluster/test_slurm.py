@@ -41,16 +41,34 @@ logging: {every: 1, tensorboard: false}
 SECRET = "canary-of-the-ranks"
 
 
-@pytest.fixture
-def folder(tmp_path, slurm, monkeypatch):
+def make_folder(parent):
     """A user's folder with a job, named as badly as folders are."""
-    folder = tmp_path / 'it\'s $(touch pwned); "mine" é'
+    folder = parent / 'it\'s $(touch pwned); "mine" é'
     folder.mkdir()
     (folder / "waiting.py").write_text(RECIPE)
     (folder / "my job.yaml").write_text(JOB)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, slurm, monkeypatch):
+    folder = make_folder(tmp_path)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     return folder
+
+
+@pytest.fixture(scope="module")
+def begun(cluster, tmp_path_factory):
+    """A run under Slurm to which Slurm will send its signal: it looks twice a minute, and the other
+    tests run meanwhile. Gives the folder and the job's number."""
+    folder = make_folder(tmp_path_factory.mktemp("begun"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("SLURM_CONF", str(cluster))
+        patch.setenv("WANDB_API_KEY", SECRET)
+        # All of its half an hour is within 175 s of the limit, once that is made 3 minutes.
+        return folder, submit("my job.yaml", "--name", "first", "--time", "30", "--signal-s", "175")
 
 
 def submit(*argv):
@@ -82,10 +100,10 @@ def steps(run):
     return max((e.data["step"] for e in read_events(run.events) if e.kind == "step"), default=0)
 
 
-def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(folder):
-    before = ask("squeue", "-h", "-t", "all")
+def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(begun, folder):
+    before = ask("squeue", "-h", "-t", "all", "-o", "%i")
     wrong = {
-        "slurm-partition": ["--partition", "mian"],
+        "slurm-partition": ["--partition", "mains"],
         "slurm-gpus": ["--gpus-per-node", "9"],
         "slurm-time": ["--partition", "short", "--time", "1:00:00"],
         "slurm-memory": ["--mem", "1T"],
@@ -104,13 +122,17 @@ def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(folder):
     code, out, err = run_cli("slurm", "digits", "--gpus-per-node", "pretended:4", "--print")
     assert code == 0, err
     assert "#SBATCH --gpus-per-node=pretended:4\n#SBATCH --cpus-per-task=8\n" in out
-    assert ask("squeue", "-h", "-t", "all") == before
+    assert ask("squeue", "-h", "-t", "all", "-o", "%i") == before
     assert not Path("logs").exists()
 
 
-def test_cancelled_job_saves_and_is_not_queued_again(folder):
+def test_cancelled_job_saves_and_is_not_queued_again(begun, folder):
+    first = RunDirectory(begun[0] / "runs" / f"first_{begun[1]}")
     number = submit("my job.yaml", "--cpu", "2", "--output", "my 'runs'")
     run = RunDirectory(folder / "my 'runs'" / f"my-job_{number}")
+    wait_for(lambda: steps(first) >= 2, begun[1])
+    # Slurm now finds that less than 175 s are left, and sends the signal at its next look.
+    subprocess.run(["scontrol", "update", f"JobId={begun[1]}", "TimeLimit=3"], check=True)
     wait_for(lambda: steps(run) >= 2, number)
     assert run_cli("slurm", "cancel", str(run.path)).code == 0
     wait_for(lambda: state_of(number) not in ("RUNNING", "COMPLETING"), number)
@@ -121,17 +143,17 @@ def test_cancelled_job_saves_and_is_not_queued_again(folder):
     assert not list(folder.rglob("pwned"))
 
 
-def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(folder):
-    number = submit("my job.yaml", "--name", "first", "--time", "30", "--signal-s", "175")
+def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm, monkeypatch):
+    folder, number = begun
+    monkeypatch.chdir(folder)
     run = RunDirectory(folder / "runs" / f"first_{number}")
-    wait_for(lambda: steps(run) >= 2, number)
-    # Slurm now finds that less than 175 s are left, and sends the signal at its next look.
-    subprocess.run(["scontrol", "update", f"JobId={number}", "TimeLimit=3"], check=True)
     assert run_cli("train", "my job.yaml", "--name", "whole").code == 0  # meanwhile
     wait_for(lambda: state_of(number) == "PENDING", number)
     stopped_at = outcomes(run)[-1]["step"]
     assert 2 <= stopped_at < 46
-    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=False)
+    # Its second turn has the time it needs, and does not wait for old credentials to expire.
+    words = [f"JobId={number}", "TimeLimit=30", "StartTime=now"]
+    subprocess.run(["scontrol", "update", *words], check=True)
     wait_for(lambda: state_of(number) == "COMPLETED", number)
     assert_same_bits(run, RunDirectory(folder / "runs" / "whole"))
 

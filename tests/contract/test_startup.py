@@ -28,6 +28,8 @@ sys.stderr.write("LOADED " + json.dumps([code, loaded]))
         ["plan", "--help"],
         ["train", "--help"],
         ["verify", "--help"],
+        ["slurm", "--help"],
+        ["slurm", "digits", "--partition", "gpu", "--gpus-per-node", "4", "--print"],
         ["recipes"],
         ["explain"],
         ["explain", "optimizer"],

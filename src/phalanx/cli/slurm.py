@@ -97,6 +97,7 @@ def submit(
     """
     import os
     import sys
+    from dataclasses import replace
 
     from phalanx.cli import console
     from phalanx.errors import UserError, errors_of
@@ -123,13 +124,18 @@ def submit(
         signal_s=signal_s,
         max_requeues=max_requeues,
     )
-    findings = [*notes, *found, *value_findings(request, os.environ)]
+    wrong = value_findings(request, os.environ)
+    findings = [*notes, *found, *wrong, *_device_findings(request, loaded)]
     if errors_of(findings):
         raise UserError(findings)
-    findings += _device_findings(request, loaded)
     if slurm_checks.has_slurm() or not print_only:
-        with console.working("asking Slurm"):
-            request, problems = _checked(request, loaded)
+        try:
+            with console.working("asking Slurm"):
+                request, problems = _checked(request, loaded)
+        except UserError as error:
+            if not print_only:
+                raise
+            problems = [replace(finding, severity="warning") for finding in error.findings]
         findings += problems
     script = batch_script(request)
     if print_only:
@@ -288,6 +294,8 @@ def _device_findings(request: SlurmRequest, loaded: LoadedJob) -> list[Any]:
     from phalanx.errors import Finding
     from phalanx.job import ranks_asked
 
+    if not request.gpus.rpartition(":")[2].isdecimal():
+        return []  # said already
     cpu, ranks = loaded.job.devices.cpu, ranks_asked(loaded.job)
     if cpu is not None and request.gpu_count:
         return [

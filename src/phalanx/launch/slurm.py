@@ -38,7 +38,8 @@ _SHAPES = {
 _OPTION = {"memory": "--mem", "gpus": "--gpus-per-node"}
 _TIME = re.compile(
     r"(?:(?P<days>\d{1,4})-(?P<dh>\d{1,2})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?"
-    r"|(?:(?P<h>\d{1,5}):)?(?P<m>\d{1,6}):(?P<s>\d{1,2})|(?P<only>\d{1,7}))"
+    r"|(?:(?P<h>\d{1,5}):)?(?P<m>\d{1,6}):(?P<s>\d{1,2})|(?P<only>\d{1,7}))",
+    re.ASCII,
 )
 
 

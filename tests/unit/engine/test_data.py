@@ -2,6 +2,7 @@
 
 import random
 from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -338,6 +339,18 @@ def test_a_wish_is_kept_until_the_ranks_ask():
     heard = [step.share.step for step in parts.feed if step.must_save]
     assert len(heard) == 1
     assert 123 <= heard[0] <= 123 + 50
+
+
+def test_ranks_with_slow_steps_hear_a_wish_at_once(monkeypatch):
+    seconds = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: seconds)
+    monkeypatch.setattr("phalanx.engine.data.time", clock)
+    parts = KnownParts(wishes=lambda share: (False, share.step == 9))
+    heard = []
+    for step in parts.feed:  # the first two are fetched within no time
+        seconds += 1.0
+        heard += [step.share.step] if step.must_save else []
+    assert heard == [9]
 
 
 def test_a_stop_that_every_rank_knows_of_is_exact():
