@@ -16,8 +16,8 @@ from tests.cli.command import run_cli
 
 # srun writes down what it was given, and waits to be told its end; the others only say their names.
 STAND_INS = {
-    "srun": 'printf "%s\\0" "$@" > argv; [[ -n $WITH_SIGNAL ]] && { kill -USR1 $PPID; sleep 0.3; }'
-    "\nexit $SRUN_CODE",
+    "srun": 'printf "%s\\0" "$@" > argv; [[ -n $WITH_SIGNAL ]] && kill -USR1 $PPID'
+    "\nwhile [[ -n $WITH_SIGNAL && ! -s scancelled ]]; do sleep 0.02; done\nexit $SRUN_CODE",
     "scancel": 'echo "$@" >> scancelled; sleep 0.1; exit 1',
     "scontrol": 'echo "$@" >> scontrolled',
 }
@@ -39,9 +39,9 @@ def run_script(node, script, *, code=0, with_signal=False, **variables):
         (node / name).unlink(missing_ok=True)
     known = {"PATH": f"{node}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SRUN_CODE": str(code)}
     known |= {"WITH_SIGNAL": "1" if with_signal else "", **variables}
-    done = subprocess.run(
-        ["bash"], input=script.encode(), env=known, cwd=node, capture_output=True, timeout=30
-    )
+    (node / "slurm_script").write_text(script, encoding="utf-8")  # as slurmd does
+    argv = ["bash", "slurm_script"]
+    done = subprocess.run(argv, env=known, cwd=node, capture_output=True, timeout=30)
     asked = node / "scontrolled"
     return done.returncode, asked.read_text().strip() if asked.exists() else ""
 

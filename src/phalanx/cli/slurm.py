@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,11 +10,8 @@ from typer.core import TyperGroup
 from phalanx.cli.options import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.job import LoadedJob
     from phalanx.launch.slurm import SlurmRequest
     from phalanx.launch.slurm_jobs import SlurmJob
-
-_FLAGS = ("--fp16", "--bf16", "--fsdp")  # options without a value
 
 
 class _SubmitsByDefault(TyperGroup):
@@ -103,17 +99,25 @@ def submit(
     from phalanx.errors import UserError, errors_of
     from phalanx.launch import slurm_checks, slurm_jobs
     from phalanx.launch.slurm import SlurmRequest, batch_script, value_findings
+    from phalanx.launch.slurm_request import (
+        checked_by_slurm,
+        device_findings,
+        gpus_of,
+        load_job_elsewhere,
+        name_from,
+        words_of,
+    )
 
-    loaded, found = _load(job, overrides)
+    loaded, found = load_job_elsewhere(job, overrides)
     assert job is not None, "a job was loaded"
     request = SlurmRequest(
-        name=loaded.job.name or _name_from(job),
-        words=_words(job, overrides),
+        name=loaded.job.name or name_from(job),
+        words=words_of(job, overrides),
         output=loaded.job.output,
         python=sys.executable,
         partition=partition,
         nodes=nodes,
-        gpus=gpus_per_node if gpus_per_node is not None else _gpus_of(loaded),
+        gpus=gpus_per_node if gpus_per_node is not None else gpus_of(loaded),
         cpus=cpus_per_task,
         memory=mem,
         time=time,
@@ -125,13 +129,13 @@ def submit(
         max_requeues=max_requeues,
     )
     wrong = value_findings(request, os.environ)
-    findings = [*notes, *found, *wrong, *_device_findings(request, loaded)]
+    findings = [*notes, *found, *wrong, *device_findings(request, loaded)]
     if errors_of(findings):
         raise UserError(findings)
     if slurm_checks.has_slurm() or not print_only:
         try:
             with console.working("asking Slurm"):
-                request, problems = _checked(request, loaded)
+                request, problems = checked_by_slurm(request, loaded)
         except UserError as error:
             if not print_only:
                 raise
@@ -222,126 +226,6 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
 def _reason(job: SlurmJob) -> str:
     return "" if job.reason.lower() in ("none", "") else job.reason
-
-
-def _load(job: str | None, overrides: list[Any]) -> tuple[LoadedJob, list[Any]]:
-    """The job as it will be read on the node; all its problems are said here."""
-    from phalanx.errors import UserError
-    from phalanx.job import Override, check_job, load_job
-    from phalanx.launch.prepare import nothing_to_train, resolve_source
-    from phalanx.launch.slurm import TASK
-    from phalanx.recipe.load import builtin_recipes
-
-    if job is None:
-        raise UserError(nothing_to_train())
-
-    def first_task(value: Any) -> Any:
-        return value.replace(TASK, "0") if isinstance(value, str) else value
-
-    tried = [
-        Override(o.key, first_task(o.value), o.source) if isinstance(o, Override) else first_task(o)
-        for o in overrides
-    ]
-    loaded = load_job(resolve_source(first_task(job)), tried)
-    problems = check_job(loaded, known_recipes=builtin_recipes())
-    # What is installed here says nothing of the nodes.
-    return loaded, [finding for finding in problems if finding.slug != "deepspeed-missing"]
-
-
-def _words(job: str, overrides: list[Any]) -> tuple[str, ...]:
-    """The command line of `train` again, without what the script says itself."""
-    from phalanx.job import parse_override
-    from phalanx.job.keys import known_key
-    from phalanx.launch.slurm import train_words
-
-    own = ("name", "output")
-    options: dict[str, str] = {}
-    plain: list[str] = []
-    for override in overrides:
-        if isinstance(override, str):
-            if known_key(parse_override(override).key.strip()) not in own:
-                plain.append(override)
-        elif override.value is not None and override.key not in own:
-            options[override.source] = _option_text(override.value)
-    words = [flag if flag in _FLAGS else f"{flag}={text}" for flag, text in options.items()]
-    return train_words(job, plain, words)
-
-
-def _option_text(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
-    return str(value)
-
-
-def _name_from(job: str) -> str:
-    """A name for Slurm from a job file or `file.py:Class`."""
-    import re
-
-    stem = Path(job.rpartition(":")[0] or job).stem
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:40] or "job"
-
-
-def _gpus_of(loaded: LoadedJob) -> str:
-    from phalanx.job import ranks_asked
-
-    if loaded.job.devices.cpu is not None:
-        return "0"
-    return str(ranks_asked(loaded.job) or 1)
-
-
-def _device_findings(request: SlurmRequest, loaded: LoadedJob) -> list[Any]:
-    """Where the job and what is asked of Slurm disagree about devices."""
-    from phalanx.errors import Finding
-    from phalanx.job import ranks_asked
-
-    if not request.gpus.rpartition(":")[2].isdecimal():
-        return []  # said already
-    cpu, ranks = loaded.job.devices.cpu, ranks_asked(loaded.job)
-    if cpu is not None and request.gpu_count:
-        return [
-            Finding(
-                slug="slurm-gpus-idle",
-                what=f"{request.gpu_count} GPUs per node would be idle: the job trains on {cpu} "
-                "CPU processes",
-                why=f"--gpus-per-node {request.gpus}; {loaded.said('devices.cpu')}",
-                fix="--gpus-per-node 0, or leave --cpu out",
-                severity="warning",
-            )
-        ]
-    if cpu is None and ranks is not None and ranks != request.gpu_count:
-        is_more = ranks > request.gpu_count
-        return [
-            Finding(
-                slug="slurm-gpus-differ",
-                what=f"the job asks for {ranks} GPUs, Slurm is asked for {request.gpu_count}",
-                why=f"{loaded.said('devices.gpus')}; --gpus-per-node {request.gpus}",
-                fix=f"--gpus-per-node {ranks}",
-                severity="error" if is_more else "warning",
-            )
-        ]
-    return []
-
-
-def _checked(request: SlurmRequest, loaded: LoadedJob) -> tuple[SlurmRequest, list[Any]]:
-    """The request with its CPUs settled, and what Slurm has against it."""
-    import getpass
-    from dataclasses import replace
-
-    from phalanx.errors import errors_of
-    from phalanx.launch import slurm_checks
-    from phalanx.launch.slurm import batch_script
-
-    nodes = slurm_checks.read_nodes()
-    there = slurm_checks.partition_nodes(request, nodes)
-    if request.cpus is None and there:
-        request = replace(
-            request, cpus=slurm_checks.cpus_for(request, there, loaded.job.devices.cpu)
-        )
-    problems = slurm_checks.cluster_findings(request, nodes)
-    problems += slurm_checks.account_findings(request, getpass.getuser())
-    if not errors_of(problems):
-        problems += slurm_checks.refusal(batch_script(request))
-    return request, problems
 
 
 def _show_submitted(request: SlurmRequest, number: str) -> None:

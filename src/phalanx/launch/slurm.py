@@ -281,21 +281,21 @@ fi
 
 # {signal_s} s before the time limit USR1 comes here, and nowhere else. It is passed on to the step
 # until the ranks have heard it: they finish the step, save, and end with exit code {stopped}.
-signals=0 is_cancelled=0 reminder=
+signals=0 is_cancelled=0 step= reminder=
 pass_on() {{
-  signals=$((signals + 1))
-  [[ -n $reminder ]] && return
+  [[ -n $step && -z $reminder ]] || return
   while scancel --signal=USR1 "$SLURM_JOB_ID"; do sleep 5; done 2>/dev/null &
   reminder=$!
 }}
-trap pass_on USR1
-trap 'is_cancelled=1; pass_on' TERM
+trap 'signals=$((signals + 1)); pass_on' USR1
+trap 'signals=$((signals + 1)) is_cancelled=1; pass_on' TERM
 
 # One task per node, which starts a rank per GPU itself. Only the ranks listen to USR1.
 export PYTHONUNBUFFERED=1
 srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
   bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx "${{train[@]}}" &
 step=$!
+((signals > 0)) && pass_on  # it came before there was a step
 while :; do
   before=$signals
   wait "$step" && code=0 || code=$?
