@@ -51,6 +51,19 @@ def say(text: str = "", *, style: str | None = None) -> None:
     stdout().print(text, style=style, markup=False)
 
 
+def pass_on(text: str, *, is_update: bool = False) -> None:
+    """Print what another program printed, as it is. An update is written over by what comes next,
+    on a terminal."""
+    is_terminal = stdout().is_terminal
+    start = "\r\x1b[2K" if is_terminal else ""
+    try:
+        sys.stdout.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has gone (`| head`); the training goes on.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
 def say_json(data: Any) -> None:
     """Print data for another program."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
