@@ -28,6 +28,8 @@ sys.stderr.write("LOADED " + json.dumps([code, loaded]))
         ["plan", "--help"],
         ["train", "--help"],
         ["verify", "--help"],
+        ["launch", "--help"],
+        ["launch", "--cpu", "2", "--dry-run", "-m", "train"],
         ["recipes"],
         ["explain"],
         ["explain", "optimizer"],

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_LONGEST_LINE = 4000  # longer ones are data, and expressions take their time on them
+_LONGEST_LINE = 2000  # longer ones are data, and expressions take their time on them
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _VALUE = rf"(?:{_NUMBER}|nan|inf|-inf)(?![\w.]*\w)"
 
@@ -24,14 +24,19 @@ _BAR = re.compile(
     r"(?P<name>[^|]*?):?\s*\d{1,3}%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)\s*"
     r"\[(?P<facts>[^\]]*)\]?(?P<rest>.*)"
 )
+# rich's, as Lightning shows them where rich is installed.
+_RICH_BAR = re.compile(
+    r"(?P<name>[^|\u2501\u2578\u257a]*?)\s*[\u2501\u2578\u257a]+\s*(?P<done>\d+)/(?P<total>\d+)\s"
+    r"(?P<facts>\S+ \S+ \S+)(?P<rest>.*)"
+)
 # Bars that count something else than training steps.
 _OTHER_BAR = re.compile(
-    r"valid|eval|test|sanity|predict|map|filter|download|load|tokeniz|generat|sav|fetch|sampl"
-    r"|shard|collect|scan|preproc|process|cach|creat|extract|resolv|writ|read|warm",
+    r"valid|eval|test|sanity|predict|map|filter|download|load|tokeni[sz]|generating|saving|fetch"
+    r"|sampling|shard|collect|scan|process|caching|creating|extract|resolving|writing|read|warm",
     re.IGNORECASE,
 )
 _PAIR = re.compile(
-    rf"(?<![\w/.])(?P<name>[A-Za-z][\w/@.-]*(?: loss)?)\s*(?:[=:]\s*|\s)\[?\s*(?P<value>{_VALUE})"
+    rf"(?<![\w/.@-])(?P<name>[A-Za-z][\w/@.-]*(?: loss)?)\s*(?:[=:]\s*|\s)\[?\s*(?P<value>{_VALUE})"
     r"\s*(?:/\s*(?P<total>\d+))?",
     re.IGNORECASE,
 )
@@ -74,7 +79,7 @@ def read_line(text: str) -> Reading | None:
     text = _COLOURS.sub("", text).strip()
     if not text:
         return None
-    bar = _BAR.match(text)
+    bar = _BAR.match(text) or _RICH_BAR.match(text)
     if bar is not None:
         return _read_bar(bar)
     record = _read_dictionary(text)

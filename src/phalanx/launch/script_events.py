@@ -56,8 +56,7 @@ class ScriptEvents:
         if reading.step is not None:
             self.step = reading.step
         written: list[Event] = []
-        if reading.loss is not None or (not reading.metrics and self._is_news(reading)):
-            self._last_step = reading.step
+        if self._is_news(reading):
             written.append(
                 self._events.write(
                     "step",
@@ -85,11 +84,17 @@ class ScriptEvents:
         return written
 
     def _is_news(self, reading: Reading) -> bool:
-        """Progress without a loss, now and then."""
+        """A loss, of a bar once for each step: between two steps it shows that of the next one
+        beside the number of the last. Progress without a loss now and then."""
+        if reading.bar is None:
+            return reading.loss is not None
         now = time.monotonic()
-        if reading.step == self._last_step or now - self._last_progress_s < _PROGRESS_EVERY_S:
+        is_soon = now - self._last_progress_s < _PROGRESS_EVERY_S
+        if not reading.step or reading.step == self._last_step:
             return False
-        self._last_progress_s = now
+        if reading.loss is None and is_soon:
+            return False
+        self._last_step, self._last_progress_s = reading.step, now
         return True
 
 

@@ -19,6 +19,7 @@ from typing import IO, cast
 from phalanx.launch.agent import RankDeath
 from phalanx.run.directory import RunDirectory
 
+_ALONE = (sys.executable, "-I", "-S")  # quick, and nothing of the user's environment
 _CHUNK = 2**16
 _KEPT_LINES = 400  # of each rank, for a traceback
 _END_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
@@ -39,6 +40,7 @@ class ScriptRanks:
         self._environments = environments
         self._attempt = attempt
         self._children: list[subprocess.Popen[bytes]] = []
+        self._guard: subprocess.Popen[bytes] | None = None
         self._outputs: dict[int, _Output] = {}
         self._selector = selectors.DefaultSelector()
         self._codes: dict[int, int] = {}
@@ -50,7 +52,7 @@ class ScriptRanks:
     def start(self) -> list[int]:
         """Start all ranks; returns their process ids. From the thread that stays until the end:
         Linux ends the ranks with it."""
-        stub = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_process.py"))]
+        stub = [*_ALONE, str(Path(__file__).with_name("rank_process.py"))]
         for rank, environment in enumerate(self._environments):
             child = subprocess.Popen(
                 [*stub, str(os.getpid()), *self._argv],
@@ -67,7 +69,12 @@ class ScriptRanks:
             log = self._run.log_file(rank)
             self._outputs[rank] = _Output(child.stdout, log, self._attempt, child.pid)
             self._selector.register(child.stdout, selectors.EVENT_READ, rank)
-        return [child.pid for child in self._children]
+        self._guard = subprocess.Popen(
+            [*_ALONE, str(Path(__file__).with_name("rank_guard.py")), *map(str, self.pids)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return self.pids
 
     @property
     def pids(self) -> list[int]:
@@ -105,6 +112,9 @@ class ScriptRanks:
         self._send(signal.SIGKILL)
         for child in self._children:
             child.wait()
+        if self._guard is not None:
+            self._guard.kill()  # before its pipe ends
+            self._guard.communicate()
         for output in self._outputs.values():
             output.close()
 
