@@ -181,26 +181,32 @@ def test_nothing_outlives_a_killed_command(tmp_path):
     assert not any(is_alive(pid) for pid in pids)
 
 
+# The first rank of each pair listens, the second connects.
 WORLDS = """
-import os, socket, sys, time
-rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-if sys.argv[1] == "joined":
-    if rank == 0:
-        kept = socket.create_server(("127.0.0.1", port)).accept()
-    while rank == 1:
-        try:
-            kept = socket.create_connection(("127.0.0.1", port))
-            break
-        except OSError:
-            time.sleep(0.05)
+import os, pathlib, socket, sys, time
+rank = int(os.environ["RANK"])
+file = pathlib.Path(f"port-{rank // 2}")
+if sys.argv[1] == "pairs" and rank % 2 == 0:
+    server = socket.create_server(("127.0.0.1", 0))
+    file.with_suffix(".tmp").write_text(str(server.getsockname()[1]))
+    file.with_suffix(".tmp").replace(file)
+    kept = server.accept()
+elif sys.argv[1] == "pairs":
+    while not file.exists():
+        time.sleep(0.05)
+    kept = socket.create_connection(("127.0.0.1", int(file.read_text())))
 print("step 1 loss 0.5")
-time.sleep(1)
+time.sleep(1.5)
 """
 
 
-@pytest.mark.parametrize(("manner", "expected"), [("alone", ["no-process-group"]), ("joined", [])])
-def test_ranks_that_train_alone_are_found(tmp_path, manner, expected):
-    code, out, err = phalanx("launch", "--cpu", "2", write(tmp_path, WORLDS), manner, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("manner", "ranks", "expected"),
+    [("alone", 2, ["no-process-group"]), ("pairs", 2, []), ("pairs", 4, ["several-worlds"])],
+)
+def test_ranks_that_train_alone_are_found(tmp_path, manner, ranks, expected):
+    script = write(tmp_path, WORLDS)
+    code, out, err = phalanx("launch", "--cpu", str(ranks), script, manner, cwd=tmp_path)
     assert code == 0, err + out
     assert slugs(latest(tmp_path)) == expected
 

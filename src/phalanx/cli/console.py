@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import Finding
@@ -114,6 +115,14 @@ def table(
         console.print(grid)
     for line in captured.get().splitlines():  # rich pads every line to the table's width
         console.file.write(line.rstrip() + "\n")
+
+
+def short_path(path: Path) -> Path:
+    """The path as a person would type it from here."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
 
 
 @contextmanager

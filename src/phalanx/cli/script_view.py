@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli import console
-from phalanx.cli.follow import short_path
 from phalanx.errors import Finding, format_seconds
 from phalanx.launch.script import PreparedScript, open_script_run
 from phalanx.launch.script_supervisor import ScriptSupervisor
@@ -42,12 +41,12 @@ def run_script(prepared: PreparedScript, *, is_quiet: bool = False) -> ScriptRes
     """Open the run directory, run the script to its end, and show it on the way."""
     began_s = time.monotonic()
     with open_script_run(prepared) as run:
-        view = _View(prepared, short_path(run.logs), is_quiet=is_quiet)
+        view = _View(prepared, console.short_path(run.logs), is_quiet=is_quiet)
         outcome = ScriptSupervisor(run, prepared, on_line=view.line, on_event=view.take).run()
     result = ScriptResult(
         status=outcome.status,
         exit_code=outcome.exit_code,
-        run=short_path(run.path),
+        run=console.short_path(run.path),
         step=outcome.step,
         loss=view.loss,
         restarts=outcome.restarts,

@@ -13,7 +13,7 @@ from phalanx.machine.gpus import probe_gpus
 
 
 def judge_ranks(pids: list[int], *, is_cpu: bool) -> list[Finding]:
-    """What is wrong with a group that trains: call it once a step was seen. Nothing when this
+    """What is wrong with a group that trains: call it once a loss was seen. Nothing when this
     machine does not say."""
     if len(pids) < 2:
         return []
@@ -64,7 +64,7 @@ def _not_one_world(worlds: list[list[int]], ranks: int) -> Finding:
             slug="no-process-group",
             what=f"{ranks} ranks train and none is connected to another: {ranks} trainings of "
             "their own",
-            why="each was given its RANK and WORLD_SIZE and has reached a first step; no two of "
+            why="each was given its RANK and WORLD_SIZE and has printed a loss; no two of "
             "them hold a connection, so there is no process group",
             fix="call torch.distributed.init_process_group() and wrap the model in DDP, or use "
             "Accelerate, HF Trainer or Lightning; or ask for 1 rank: `--cpu 1`, `--gpus 1`",

@@ -76,7 +76,7 @@ def read_line(text: str) -> Reading | None:
     """What a line, or one state of a bar, says; None when it says nothing of a training."""
     if len(text) > _LONGEST_LINE:
         return None
-    text = _COLOURS.sub("", text).strip()
+    text = " ".join(_COLOURS.sub("", text).split())  # expressions take their time on wide gaps, too
     if not text:
         return None
     bar = _BAR.match(text) or _RICH_BAR.match(text)

@@ -25,7 +25,8 @@ class ScriptEvents:
         self._last_step: int | None = None
         self._files = _ResultFiles(results, run)
         self.has_progress = False
-        """Whether a step or an epoch was seen in this attempt."""
+        """Whether a step or a loss was seen in this attempt."""
+        self.has_loss = False
         self.step: int | None = None
 
     def take(self, rank: int, text: str) -> list[Event]:
@@ -53,6 +54,7 @@ class ScriptEvents:
 
     def _write(self, reading: Reading, source: str) -> list[Event]:
         self.has_progress = self.has_progress or bool(reading.step) or reading.loss is not None
+        self.has_loss = self.has_loss or reading.loss is not None
         if reading.step is not None:
             self.step = reading.step
         written: list[Event] = []

@@ -145,7 +145,7 @@ class ScriptSupervisor:
 
         while ranks.follow(take, _POLL_S):
             self._pass_on(read.look())
-            if read.has_progress and not is_judged:
+            if read.has_loss and not is_judged:  # a bar alone may count files before they join
                 is_judged = True
                 found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
                 self._write_findings(events, found)
