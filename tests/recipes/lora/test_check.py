@@ -236,3 +236,11 @@ def test_every_kind_of_file_gives_the_same_samples(tmp_path, monkeypatch):
         if name in ("folder", "saved"):
             assert len(open_data("test", options, tokenizer)) == 2  # of their own
     assert len(set(seen.values())) == 1, {name: len(ids) for name, ids in seen.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("all", "all"), ("q_proj", ["q_proj"]), ("q_proj, v_proj", ["q_proj", "v_proj"])],
+)
+def test_targets_on_a_command_line(given, expected):
+    assert LoraOptions(targets=given).targets == expected

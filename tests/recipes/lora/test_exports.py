@@ -119,3 +119,27 @@ def test_magnitudes_and_added_rows_begin_as_they_should(tmp_path, rows):
     after = load_file(stored.file)[stored.name]
     assert torch.equal(after[:261], before)
     torch.testing.assert_close(after[261:], before.mean(0).expand(2, -1))
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_four_bits_train_and_merge_into_all_of_them(tmp_path, rows):
+    from transformers import AutoModelForCausalLM
+
+    model = write_model(tmp_path / "model")
+    runs = {}
+    for bits in ("4bit", None):
+        options = options_of(model, rows, quantize=bits)
+        runs[bits] = trained(tmp_path / f"runs-{bits}", options)
+    packed = load_recipe("lora", options_of(model, rows, quantize="4bit")).model()
+    kinds = {type(m).__name__ for n, m in packed.named_modules() if n.endswith("base_layer")}
+    assert kinds == {"Nf4Linear"}
+
+    # From frozen weights as near as 4 bits are the adapters learn the same way, not the same bits.
+    said_of = {
+        bits: said(AutoModelForCausalLM.from_pretrained(exported(run, "merged"), dtype="float32"))
+        for bits, run in runs.items()
+    }
+    untrained = said(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32))
+    moved = [(said_of[bits] - untrained).flatten() for bits in ("4bit", None)]
+    assert moved[0].norm() > 0
+    assert torch.cosine_similarity(*moved, dim=0) > 0.7

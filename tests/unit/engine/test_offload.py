@@ -8,6 +8,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from phalanx.engine.assembly import Assembly
 from phalanx.engine.precision import Precision
+from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
 from phalanx.engine.strategies import fsdp
 from phalanx.job import load_job
@@ -30,6 +31,7 @@ def test_the_plan_says_what_is_kept_in_host_memory(monkeypatch, kept):
         process=Process(0, 1, device, "gloo"),
         recipe=load_recipe("digits", {}),
         precision=Precision("fp32", device),
+        pretrained=Pretrained(),
         _adapt=lambda model: None,
     )
     Assembly._make_strategy(rank)

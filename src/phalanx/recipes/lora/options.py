@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from phalanx.recipe import Options
 
@@ -80,6 +80,14 @@ class LoraOptions(Options):
     """Longest completion that is logged."""
     merged: bool = False
     """Write the merged model into final_model/ beside the adapter."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _split(cls, given: Any) -> Any:
+        """`targets=q_proj,v_proj` on a command line."""
+        if not isinstance(given, str) or given in ("auto", "attention", "all"):
+            return given
+        return [name.strip() for name in given.split(",") if name.strip()]
 
     def padding_step(self, limit: int) -> int:
         """What the lengths of rows are multiples of, where the longest has `limit` tokens."""
