@@ -211,6 +211,25 @@ def test_ranks_that_train_alone_are_found(tmp_path, manner, ranks, expected):
     assert slugs(latest(tmp_path)) == expected
 
 
+def test_results_that_a_script_writes_become_events(tmp_path):
+    (tmp_path / "runs" / "detect" / "old").mkdir(parents=True)
+    header = "epoch,time,train/box_loss,train/cls_loss,metrics/mAP50(B),val/box_loss"
+    (tmp_path / "runs" / "detect" / "old" / "results.csv").write_text(f"{header}\n1,1,9,9,0,9\n")
+    script = write(
+        tmp_path,
+        "import pathlib, time\nfolder = pathlib.Path('runs/detect/train')\nfolder.mkdir()\n"
+        f"with (folder / 'results.csv').open('w') as file:\n    print('{header}', file=file)\n"
+        "    for epoch in (1, 2):\n        time.sleep(0.2)\n"
+        "        print(f'{epoch},1.5,{1 / epoch},0.5,0.25,2.0', file=file, flush=True)\n",
+    )
+    code, out, err = phalanx("launch", "--cpu", "1", script, cwd=tmp_path)
+    assert code == 0, err + out
+    found = [e.data for e in read_events(latest(tmp_path).events) if e.kind in ("step", "evaluate")]
+    assert {data["source"] for data in found} == {"file"}
+    assert [(d["epoch"], d["loss"]) for d in found if "loss" in d] == [(1, 1.5), (2, 1.0)]
+    assert found[-1]["metrics"] == {"metrics/map50(b)": 0.25, "val/box_loss": 2.0}
+
+
 def test_secrets_reach_the_ranks_and_stay_out_of_the_run(tmp_path):
     script = write(
         tmp_path,

@@ -57,6 +57,8 @@ def pass_on(text: str, *, is_update: bool = False) -> None:
     on a terminal."""
     is_terminal = stdout().is_terminal
     start = "\r\x1b[2K" if is_terminal else ""
+    if is_update and is_terminal:
+        text = text[: stdout().width - 1]  # of two lines only the second would be written over
     try:
         sys.stdout.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
         sys.stdout.flush()

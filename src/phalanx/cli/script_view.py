@@ -83,6 +83,7 @@ class _View:
         self._is_quiet = is_quiet
         self._starts: dict[int, dict[str, Any]] = {}
         self._last_bar_s = 0.0
+        self._has_bar = False
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
 
@@ -96,11 +97,15 @@ class _View:
                 return
             self._last_bar_s = now
         is_named = self._prepared.ranks > 1 and not self._is_quiet
+        self._has_bar = is_update
         console.pass_on(f"[rank {rank}] {text}" if is_named else text, is_update=is_update)
 
     def take(self, event: Event) -> None:
         """Show an event, and keep the figures that the end needs."""
         data = event.data
+        if self._has_bar and event.kind in ("stop", "finding") and console.stdout().is_terminal:
+            self._has_bar = False
+            console.pass_on("")  # messages begin on a line of their own
         if event.kind == "start":
             self._starts[data["rank"]] = data
             if len(self._starts) == data["world"]:
