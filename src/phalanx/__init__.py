@@ -1,8 +1,8 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
 `phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
-`phalanx.verify(job)`, `phalanx.bench(job)` and `phalanx.export(run)` are the commands of the same
-names.
+`phalanx.launch(script)`, `phalanx.verify(job)`, `phalanx.bench(job)` and `phalanx.export(run)` are
+the commands of the same names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         Estimate,
         Export,
         Result,
+        ScriptResult,
         Verification,
         bench,
         check,
         estimate,
         export,
+        launch,
         plan,
         train,
         verify,
@@ -30,11 +32,13 @@ __all__ = [
     "Estimate",
     "Export",
     "Result",
+    "ScriptResult",
     "Verification",
     "bench",
     "check",
     "estimate",
     "export",
+    "launch",
     "plan",
     "train",
     "verify",

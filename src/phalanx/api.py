@@ -1,4 +1,5 @@
-"""Phalanx from Python: `check`, `plan`, `estimate`, `train`, `verify`, `bench`, `export`."""
+"""Phalanx from Python: `check`, `plan`, `estimate`, `train`, `launch`, `verify`, `bench`,
+`export`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.follow import Result, run_prepared
+from phalanx.cli.script_view import ScriptResult, run_script
 from phalanx.diagnose.compare import TOLERANCE
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
@@ -16,6 +18,7 @@ from phalanx.launch.estimate import STEPS, Estimate, estimate_job
 from phalanx.launch.export import Export, export_run
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Source, other_machine, prepare
+from phalanx.launch.script import ScriptRequest, prepare_script
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
@@ -25,11 +28,13 @@ __all__ = [
     "Estimate",
     "Export",
     "Result",
+    "ScriptResult",
     "Verification",
     "bench",
     "check",
     "estimate",
     "export",
+    "launch",
     "plan",
     "train",
     "verify",
@@ -104,6 +109,18 @@ def train(
     if result.status == "failed":
         raise UserError(result.findings, exit_code=result.exit_code)
     return result
+
+
+def launch(script: str | Path, *arguments: str, quiet: bool = False, **keys: Any) -> ScriptResult:
+    """Run an unmodified training script to its end, on several ranks; `keys` are those of
+    `ScriptRequest`, named as the options of `phalanx launch`.
+
+    `launch("train.py", "--epochs", "3", cpu=2).loss`; raises UserError if it cannot start. Whether
+    it failed is said by the result's `exit_code`."""
+    for name in {"output", "accelerate_config", "deepspeed"} & keys.keys():
+        keys[name] = Path(keys[name]) if keys[name] is not None else None
+    request = ScriptRequest(script=str(script), arguments=list(arguments), **keys)
+    return run_script(prepare_script(request), is_quiet=quiet)
 
 
 def verify(

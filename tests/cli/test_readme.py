@@ -21,6 +21,7 @@ LEFT_OUT = {
     "make test": "it is what runs this test",
     "make setup": "`make test` begins with it",
     "phalanx train lora": "tests/recipes/lora/test_default.py runs a shorter one",
+    "phalanx launch --cpu 2 train.py": "the script is the reader's; tests/ranks/test_launch.py",
     "source .venv/bin/activate": "the commands below run from that environment",
 }
 

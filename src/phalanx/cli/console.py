@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import Finding
@@ -49,6 +50,21 @@ def _console(*, stderr: bool) -> Console:
 def say(text: str = "", *, style: str | None = None) -> None:
     """Print one line of the answer; `text` is literal, brackets included."""
     stdout().print(text, style=style, markup=False)
+
+
+def pass_on(text: str, *, is_update: bool = False) -> None:
+    """Print what another program printed, as it is. An update is written over by what comes next,
+    on a terminal."""
+    is_terminal = stdout().is_terminal
+    start = "\r\x1b[2K" if is_terminal else ""
+    if is_update and is_terminal:
+        text = text[: stdout().width - 1]  # of two lines only the second would be written over
+    try:
+        sys.stdout.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has gone (`| head`); the training goes on.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def say_json(data: Any) -> None:
@@ -106,6 +122,14 @@ def table(
         console.print(grid)
     for line in captured.get().splitlines():  # rich pads every line to the table's width
         console.file.write(line.rstrip() + "\n")
+
+
+def short_path(path: Path) -> Path:
+    """The path as a person would type it from here."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
 
 
 @contextmanager

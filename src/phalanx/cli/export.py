@@ -82,10 +82,9 @@ def export(
 
 def _show(done: Export) -> None:
     from phalanx.cli import console
-    from phalanx.cli.follow import short_path
     from phalanx.errors import format_bytes
 
-    folder = short_path(done.folder)
+    folder = console.short_path(done.folder)
     what = "averaged weights" if done.weights == "average" else "weights"
     console.say(f"{done.form} of {done.checkpoint.name} ({what})")
     console.table(

@@ -37,7 +37,7 @@ class Result:
 def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
     """Open the run directory, run it to its end, and show it on the way. A plan from memory that
     turns out to be outdated is made anew, in the same run directory."""
-    with open_run(prepared) as run, RunView(prepared.plan, short_path(run.logs)) as view:
+    with open_run(prepared) as run, RunView(prepared.plan, console.short_path(run.logs)) as view:
         outcome = Supervisor(
             run,
             prepared.plan,
@@ -62,7 +62,7 @@ def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
     return Result(
         status=outcome.status,
         exit_code=outcome.exit_code,
-        run=short_path(run.path),
+        run=console.short_path(run.path),
         step=outcome.step,
         reason="already finished, nothing was left to do" if is_idle else outcome.reason,
         metrics=view.metrics,
@@ -70,11 +70,3 @@ def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
         seconds=view.trained_s,
         findings=outcome.findings,
     )
-
-
-def short_path(path: Path) -> Path:
-    """The path as a person would type it from here."""
-    try:
-        return path.relative_to(Path.cwd())
-    except ValueError:
-        return path

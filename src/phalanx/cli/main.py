@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx.cli import bench, check, estimate, explain, export, plan, recipes, slurm, train, verify
+from phalanx.cli import (
+    bench,
+    check,
+    estimate,
+    explain,
+    export,
+    launch,
+    plan,
+    recipes,
+    slurm,
+    train,
+    verify,
+)
 from phalanx.errors import ExitCode, Finding, UserError
 
 app = typer.Typer(
@@ -24,6 +36,7 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
+app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
@@ -46,6 +59,8 @@ def _is_verb(word: str) -> bool:
 def tidy_words(argv: Sequence[str]) -> list[str]:
     """What typer cannot say: `--resume` alone means the newest run, `--cache` alone the RAM, and an
     interval may be written as one word (`--save-every "5 minutes"`) or as two."""
+    if list(argv[:1]) == ["launch"]:  # what comes after the script is the script's
+        return list(argv)
     words = [
         part
         for before, word in zip(["", *argv], argv, strict=False)

@@ -92,3 +92,12 @@ class RankGroup:
 def _cause_first(death: RankDeath) -> tuple[bool, bool, int]:
     """A killed rank is the cause; peers that failed, or that the agent ended, are the effect."""
     return death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
+
+
+def kill_reason(name: str) -> str:
+    """Who sends this signal to a rank, as a rule."""
+    if name == "SIGKILL":
+        return "by the kernel when memory ran out, by a scheduler, or by somebody's `kill -9`"
+    if name == "SIGILL":
+        return "an instruction this CPU does not have; `phalanx check` tries each precision"
+    return "a crash in native code" if name in ("SIGSEGV", "SIGABRT", "SIGBUS") else "from outside"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.agent import RankDeath, RankGroup
+from phalanx.launch.agent import RankDeath, RankGroup, kill_reason
 from phalanx.launch.compared import keep_comparison
 from phalanx.launch.compile_cache import compile_cache_variables
 from phalanx.launch.launcher import Launcher
@@ -227,7 +227,7 @@ class Supervisor:
         finding = Finding(
             slug="rank-killed",
             what=f"rank {death.rank} was killed by {name}",
-            why=_kill_reason(name),
+            why=kill_reason(name),
             fix=f"read its last lines: `tail {self._run.log_file(death.rank)}`",
         )
         return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
@@ -282,14 +282,6 @@ def _launch_failed(error: BaseException) -> Outcome:
         fix="phalanx check",
     )
     return Outcome("failed", ExitCode.LAUNCH, None, finding.what, [finding])
-
-
-def _kill_reason(name: str) -> str:
-    if name == "SIGKILL":
-        return "by the kernel when memory ran out, by a scheduler, or by somebody's `kill -9`"
-    if name == "SIGILL":
-        return "an instruction this CPU does not have; `phalanx check` tries each precision"
-    return "a crash in native code" if name in ("SIGSEGV", "SIGABRT", "SIGBUS") else "from outside"
 
 
 def _restart_finding(outcome: Outcome, count: int, limit: int) -> Finding:

@@ -3,6 +3,7 @@
 runs/digits-20260131-120000/
   job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
   source.json                                       git commit and diff, command, versions
+  launch.json                                       instead of job and plan: a launched script's
   events/<writer>.jsonl                             what happened
   logs/rank-0.log ...                               what each rank printed
   checkpoints/checkpoint-120/ latest best           weights and state
@@ -61,6 +62,10 @@ class RunDirectory:
     @property
     def source_file(self) -> Path:
         return self.path / "source.json"
+
+    @property
+    def launch_file(self) -> Path:
+        return self.path / "launch.json"
 
     @property
     def events(self) -> Path:

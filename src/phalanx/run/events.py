@@ -14,16 +14,17 @@ SCHEMA_VERSION = 1
 KINDS: dict[str, dict[str, str]] = {
     "attempt": {
         "ranks": "how many ranks",
-        "revision": "plan revision they read",
+        "revision": "plan revision they read; absent for a launched script",
     },
     "start": {
-        "rank": "rank of the writer",
+        "rank": "rank of the writer; of a launched script: the rank that was started",
         "world": "number of ranks",
         "pid": "process id",
         "device": "where it computes",
         "backend": "how ranks talk, or none",
         "step": "optimizer steps already done",
         "resumed_from": "checkpoint it loaded, or null",
+        "source": "`launch`: device and backend are those a script takes as a rule; else absent",
     },
     "preparing": {"what": "what takes a while before the first step: compiling, comparing"},
     "step": {
@@ -37,6 +38,9 @@ KINDS: dict[str, dict[str, str]] = {
         "samples_per_s": "samples per second since the last such event",
         "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
         "loss_scale": "fp16 loss scale, or null",
+        "total_steps": "how many there will be, where a script's output says so",
+        "source": "`output` or `file`: read from what a launched script printed or wrote; "
+        "what it does not say is null; else absent",
     },
     "evaluate": {
         "step": "optimizer steps done",
@@ -45,6 +49,7 @@ KINDS: dict[str, dict[str, str]] = {
         "samples": "samples evaluated over all ranks",
         "is_best": "whether the deciding metric is the best so far",
         "seconds": "time taken",
+        "source": "as for `step`",
     },
     "checkpoint": {
         "step": "optimizer steps done",

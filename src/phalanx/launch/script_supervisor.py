@@ -1,0 +1,287 @@
+"""Owns the run of a launched script from start to end: starts its ranks, reads what they print,
+starts them again when one dies, passes signals and the exit code on.
+
+The same way as supervisor.py, with ranks that know nothing of Phalanx: no plan, no events of their
+own, and their output is all they say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from phalanx.errors import ExitCode, Finding
+from phalanx.launch.agent import RankDeath, kill_reason
+from phalanx.launch.joined import judge_ranks
+from phalanx.launch.script import PreparedScript
+from phalanx.launch.script_environment import Place, hold_port, torchrun_variables
+from phalanx.launch.script_events import ScriptEvents
+from phalanx.launch.script_ranks import ScriptRanks, TakeLine
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import Event, EventWriter
+from phalanx.run.sinks import CsvSink
+
+_POLL_S = 0.05
+_LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
+_USAGE = 2  # argparse's exit code: the same words fail again
+_ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
+_FRAME_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
+
+
+@dataclass(frozen=True)
+class ScriptOutcome:
+    """How a launched script ended."""
+
+    status: str
+    """finished, stopped or failed."""
+    exit_code: int
+    """The first failing rank's; 128 + the signal when it was killed."""
+    reason: str
+    step: int | None
+    restarts: int
+    findings: list[Finding] = field(default_factory=list)
+
+
+class ScriptSupervisor:
+    """Runs one launched script to its end."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        prepared: PreparedScript,
+        *,
+        on_line: TakeLine,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._run = run
+        self._prepared = prepared
+        self._on_line = on_line
+        self._on_event = on_event
+        self._asked: list[signal.Signals] = []
+        self._sink = CsvSink(run.results_file)
+
+    def run(self) -> ScriptOutcome:
+        """Start the ranks, and start them again when one has died, until the script ends."""
+        events = EventWriter(self._run.events, "supervisor")
+        try:
+            with self._handling_signals():
+                return self._attempts(events)
+        finally:
+            self._sink.close()
+            events.close()
+
+    def _attempts(self, events: EventWriter) -> ScriptOutcome:
+        restarts, barren, step = 0, 0, None
+        while True:
+            events.attempt = restarts
+            began_s = time.monotonic()
+            ranks, read = self._attempt(restarts, events)
+            step = read.step if read.step is not None else step
+            if not ranks.deaths or self._asked:
+                return self._end(events, self._judge(ranks, step, restarts))
+            barren = 0 if read.has_progress or time.monotonic() - began_s > _LONG_S else barren + 1
+            outcome = self._judge(ranks, step, restarts)
+            refusal = self._why_no_restart(ranks.deaths[0], barren, restarts)
+            if refusal is not None:
+                outcome.findings.extend(refusal)
+                return self._end(events, outcome)
+            restarts += 1
+            self._write_findings(events, [*outcome.findings, self._restarted(outcome, restarts)])
+
+    def _attempt(self, attempt: int, events: EventWriter) -> tuple[ScriptRanks, ScriptEvents]:
+        prepared = self._prepared
+        self._tell(events, "attempt", ranks=prepared.ranks)
+        read = ScriptEvents(events, prepared.request.results, self._run.path)
+        with hold_port() as port:
+            place = Place(
+                ranks=prepared.ranks,
+                run_id=self._run.name,
+                restarts=attempt,
+                max_restarts=prepared.request.max_restarts,
+                port=port.getsockname()[1],
+            )
+            environments = [
+                {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
+                for rank in range(prepared.ranks)
+            ]
+            ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
+            try:
+                self._start(ranks, events)
+                self._follow(ranks, read, events)
+            finally:
+                ranks.close()
+        return ranks, read
+
+    def _start(self, ranks: ScriptRanks, events: EventWriter) -> None:
+        for rank, pid in enumerate(ranks.start()):
+            self._tell(
+                events,
+                "start",
+                rank=rank,
+                world=self._prepared.ranks,
+                pid=pid,
+                device=self._prepared.devices[rank],
+                backend=self._prepared.backend,
+                step=None,
+                resumed_from=None,
+                source="launch",
+            )
+
+    def _follow(self, ranks: ScriptRanks, read: ScriptEvents, events: EventWriter) -> None:
+        """Pass output on until the ranks are gone."""
+        forwarded = 0
+        is_judged = False
+
+        def take(rank: int, text: str, is_update: bool) -> None:
+            self._on_line(rank, text, is_update)
+            self._pass_on(read.take(rank, text))
+
+        while ranks.follow(take, _POLL_S):
+            self._pass_on(read.look())
+            if read.has_loss and not is_judged:  # a bar alone may count files before they join
+                is_judged = True
+                found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
+                self._write_findings(events, found)
+            if len(self._asked) > forwarded:
+                number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
+                forwarded = len(self._asked)
+                ranks.pass_on(number)
+                once_more = "; once more (Ctrl-C) ends them at once"
+                said = f"{number.name} is passed on to the ranks" + (
+                    once_more if forwarded == 1 else ""
+                )
+                self._tell(events, "stop", reason=said)
+        self._pass_on(read.end())
+
+    def _judge(self, ranks: ScriptRanks, step: int | None, restarts: int) -> ScriptOutcome:
+        if len(self._asked) > 1:
+            reason = "interrupted by a second signal"
+            return ScriptOutcome("stopped", int(ExitCode.INTERRUPTED), reason, step, restarts)
+        if not ranks.deaths:
+            status = "stopped" if self._asked else "finished"
+            return ScriptOutcome(status, 0, status, step, restarts)
+        death = ranks.deaths[0]
+        code = death.exit_code if death.exit_code > 0 else 128 - death.exit_code
+        if self._asked:
+            reason = f"rank {death.rank} left with {code} after {self._asked[0].name}"
+            return ScriptOutcome("stopped", code, reason, step, restarts)
+        finding = diagnose_death(death, ranks.last_lines(death.rank), self._run)
+        return ScriptOutcome("failed", code, finding.what, step, restarts, [finding])
+
+    def _why_no_restart(self, death: RankDeath, barren: int, restarts: int) -> list[Finding] | None:
+        """Findings when another attempt makes no sense (none, where that needs no words); None when
+        it does."""
+        limit = self._prepared.request.max_restarts
+        if limit == 0 or (death.exit_code == _USAGE and barren):
+            return []
+        if barren >= 2:
+            return [
+                Finding(
+                    slug="crash-loop",
+                    what=f"{barren} attempts in a row ended before the first step: not started "
+                    "again",
+                    why="no step, loss or epoch was read from the output in either of them",
+                    fix="mend what the Finding above names; the script's log has all of it",
+                )
+            ]
+        if restarts >= limit:
+            return [
+                Finding(
+                    slug="restarts-spent",
+                    what=f"{restarts} restarts were made, {limit} are allowed",
+                    why=f"--max-restarts {limit}; every attempt lost a rank",
+                    fix=f"--max-restarts {2 * limit}",
+                )
+            ]
+        return None
+
+    def _restarted(self, outcome: ScriptOutcome, count: int) -> Finding:
+        words = self._prepared.resume_words
+        how = f"with `{' '.join(words)}`" if words else "from the beginning: no --resume-with"
+        return Finding(
+            slug="restarted",
+            what=f"{outcome.reason}; the ranks start again {how}",
+            why=f"restart {count} of --max-restarts {self._prepared.request.max_restarts}",
+            fix="nothing to do; --max-restarts 0 turns it off",
+            severity="warning",
+        )
+
+    def _end(self, events: EventWriter, outcome: ScriptOutcome) -> ScriptOutcome:
+        self._tell(
+            events,
+            "outcome",
+            status=outcome.status,
+            step=outcome.step,
+            reason=outcome.reason,
+            findings=[finding.to_json() for finding in outcome.findings],
+            exit_code=outcome.exit_code,
+        )
+        return outcome
+
+    def _write_findings(self, events: EventWriter, findings: list[Finding]) -> None:
+        for finding in findings:
+            self._tell(events, "finding", finding=finding.to_json())
+
+    def _tell(self, events: EventWriter, kind: str, **data: object) -> None:
+        self._pass_on([events.write(kind, **data)])
+
+    def _pass_on(self, events: list[Event]) -> None:
+        for event in events:
+            self._sink.take(event)
+            self._on_event(event)
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM goes to the ranks, which may save; the second ends them. So
+        does SIGHUP, unless it was ignored (nohup)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._asked.append(signal.Signals(number))
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
+        before = {n: signal.signal(n, handle) for n in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
+    """Which rank, how, and the last line of its traceback."""
+    error = next((x.strip() for x in reversed(lines) if _ERROR_LINE.match(x)), None)
+    frame = next((found for x in reversed(lines) if (found := _FRAME_LINE.match(x))), None)
+    log = run.log_file(death.rank)
+    tail = f"read its last lines: `tail {log}`"
+    if death.exit_code < 0:
+        number = -death.exit_code
+        known = {int(member): member.name for member in signal.Signals}
+        name = known.get(number, f"signal {number}")
+        return Finding(
+            slug="rank-killed",
+            what=f"rank {death.rank} was killed by {name}",
+            why=kill_reason(name),
+            fix=tail,
+        )
+    where = f'"{frame[1]}", line {frame[2]}, in {frame[3]}' if frame else "it printed no traceback"
+    if error is not None and "out of memory" in error:
+        tail = f"a smaller batch per device with more --gradient-accumulation; {tail}"
+    return Finding(
+        slug="script-failed",
+        what=f"rank {death.rank} left with exit code {death.exit_code}"
+        + (f": {error}" if error is not None else ""),
+        why=f"its last traceback ends at {where}" if frame else where,
+        fix=tail,
+    )
