@@ -182,7 +182,7 @@ def logs(
     Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
     """
     from phalanx.cli import console
-    from phalanx.cli.follow import short_path
+    from phalanx.cli.console import short_path
     from phalanx.launch.slurm_jobs import find_job
 
     for path in find_job(reference).logs:
