@@ -50,11 +50,19 @@ def exported(run, form):
     ("write", "changes"),
     [
         pytest.param(write_model, {}, id="plain"),
-        pytest.param(write_model, {"rslora": True, "targets": "attention"}, id="rslora"),
+        pytest.param(
+            write_model,
+            {"rslora": True, "targets": "attention"},
+            id="rslora",
+            marks=pytest.mark.full,
+        ),
         pytest.param(write_model, {"dora": True, "dropout": 0.1}, id="dora"),
         pytest.param(write_model, {"add_tokens": ADDED}, id="added"),
         pytest.param(
-            lambda path: write_model(path, tie=True), {"add_tokens": ADDED}, id="added-tied"
+            lambda path: write_model(path, tie=True),
+            {"add_tokens": ADDED},
+            id="added-tied",
+            marks=pytest.mark.full,
         ),
         # Its layers keep their weights the other way around.
         pytest.param(write_old_model, {"dora": True}, id="turned"),
