@@ -7,14 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.exporting import export_checkpoint
 from phalanx.engine.worker import run_worker
 from phalanx.errors import UserError
 from phalanx.launch.export import export_run
 from tests.cli.command import run_cli
+from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, averages, make_run, outcomes, weights
 
 RECIPE = f"{FIXTURES / 'recipes' / 'exporting.py'}:Exporting"
+
+
+@pytest.fixture
+def ask_here(monkeypatch):
+    answer_here(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +44,6 @@ def run(trained, tmp_path):
     ignored = shutil.ignore_patterns("exports")
     shutil.copytree(trained.path, tmp_path / "first", symlinks=True, ignore=ignored)
     return type(trained)(tmp_path / "first")
-
-
-@pytest.fixture
-def ask_here(monkeypatch):
-    """Answer in this process: the child costs an import of torch, and one test pays for it."""
-
-    def ask(verb, question, *, timeout_s):
-        assert verb == "export"
-        question["folder"] = type(FIXTURES)(question["folder"])
-        question["checkpoint"] = type(FIXTURES)(question["checkpoint"])
-        found = export_checkpoint(question.pop("recipe"), question.pop("options"), **question)
-        return {"findings": [finding.to_json() for finding in found]}, ""
-
-    monkeypatch.setattr("phalanx.launch.export.ask_engine", ask)
 
 
 def assert_same(first, second):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.exporting import export_checkpoint
 from phalanx.engine.worker import run_worker
 from phalanx.recipe.load import load_recipe
 from tests.cli.command import run_cli
+from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, outcomes
 from tests.recipes.lora.logits import from_peft, said, trained_network
 from tests.recipes.lora.models import write_model, write_old_model
@@ -20,16 +20,7 @@ ADDED = ["<cup>", "<roll>"]
 
 @pytest.fixture
 def ask_here(monkeypatch):
-    """Answer in this process: the child costs an import of transformers."""
-
-    def ask(verb, question, *, timeout_s):
-        assert verb == "export"
-        question["folder"] = type(FIXTURES)(question["folder"])
-        question["checkpoint"] = type(FIXTURES)(question["checkpoint"])
-        found = export_checkpoint(question.pop("recipe"), question.pop("options"), **question)
-        return {"findings": [finding.to_json() for finding in found]}, ""
-
-    monkeypatch.setattr("phalanx.launch.export.ask_engine", ask)
+    answer_here(monkeypatch)
 
 
 def trained(folder, options, **changes):

@@ -114,3 +114,28 @@ def test_a_large_model_is_planned_from_its_config(tmp_path, rows):
     assert plan["frozen_precision"]["value"] == "compute"
     held = 2 * FROZEN + 4 * 4 * LEARNING
     assert held < plan["memory_bytes"]["value"] < held + 2**32
+
+
+def test_weights_are_fetched_where_only_the_config_was(tmp_path, monkeypatch):
+    """A plan has fetched the config; training fetches the rest, and asks the hub once."""
+    import huggingface_hub
+
+    from phalanx.recipes.lora.base import find_base, weight_findings
+
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    asked = []
+
+    def snapshot(name, *, allow_patterns, local_files_only=False):
+        if not local_files_only:
+            asked.append(name)
+            (folder / "model.safetensors").write_bytes(b"")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    base = find_base("some/model")
+    assert asked == []
+    assert weight_findings(base) == []
+    assert weight_findings(base) == []
+    assert asked == ["some/model"]

