@@ -4,6 +4,7 @@ print becomes events, a rank that dies takes none with it, and nothing is left b
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -149,6 +150,7 @@ print("step 1 loss 0.5")
 while True:
     time.sleep(0.1)
 """
+CHILD = re.compile(r"child (\d+)")
 
 
 @pytest.mark.parametrize(("manner", "signals"), [("yields", 1), ("stays", 2)])
@@ -163,16 +165,15 @@ def test_signals_reach_the_ranks_and_the_second_ends_them(tmp_path, manner, sign
     assert out.count("saving") == 2
     assert code == (0 if manner == "yields" else 130), err
     assert not any(is_alive(pid) for pid in pids.values())
-    children = [int(line.split()[-1]) for line in out.splitlines() if "child" in line]
-    assert not any(is_alive(pid) for pid in children)
+    assert not any(is_alive(int(pid)) for pid in CHILD.findall(out))
 
 
 def test_nothing_outlives_a_killed_command(tmp_path):
     process = start("launch", "--cpu", "2", write(tmp_path, LIVES), "stays", cwd=tmp_path)
-    pids = [*rank_pids(wait_for_both(process, tmp_path)).values()]
-    children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
-    pids += [int(child) for found in children for child in found]
-    assert len(pids) == 4
+    run = wait_for_both(process, tmp_path)
+    children = [CHILD.search(run.log_file(rank).read_text())[1] for rank in (0, 1)]
+    pids = [*rank_pids(run).values(), *map(int, children)]
+    assert all(map(is_alive, pids))
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 20
