@@ -9,6 +9,7 @@ from phalanx.cli import console
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.launcher import Launcher
+from phalanx.launch.nodes import Nodes
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.launch.supervisor import Supervisor
 
@@ -34,7 +35,7 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
 
 
-def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
+def run_prepared(prepared: Prepared, launcher: Launcher, nodes: Nodes | None = None) -> Result:
     """Open the run directory, run it to its end, and show it on the way. A plan from memory that
     turns out to be outdated is made anew, in the same run directory."""
     with open_run(prepared) as run, RunView(prepared.plan, console.short_path(run.logs)) as view:
@@ -46,6 +47,7 @@ def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
             tensorboard=prepared.job.logging.tensorboard,
             on_event=view.take,
             on_plan=view.use_plan,
+            nodes=nodes,
         ).run()
     if prepared.prepare_anew is not None and any(
         f.slug == "plan-outdated" for f in outcome.findings
@@ -53,7 +55,7 @@ def run_prepared(prepared: Prepared, launcher: Launcher) -> Result:
         console.say("the data has changed since the recipe was asked: asking it, planning anew")
         anew = prepared.prepare_anew()
         plan = replace(anew.plan, revision=prepared.plan.revision + 1)
-        return run_prepared(replace(anew, plan=plan, run=run), launcher)
+        return run_prepared(replace(anew, plan=plan, run=run), launcher, nodes)
     best = None
     if view.best is not None:
         name = prepared.plan.metric.value

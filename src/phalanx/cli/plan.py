@@ -228,6 +228,8 @@ def _show_alternatives(plan: Plan) -> None:
 
 def _is_shown(plan: Plan, name: str, value: Any) -> bool:
     """Whether a choice means anything in this plan; `--why` and `--json` have all of them."""
+    if name == "nodes":
+        return bool(value > 1)
     if name in ("shard_ranks", "build"):
         return plan.strategy.value == "fsdp"
     if name == "sync_batchnorm":
@@ -246,7 +248,7 @@ def _show_elsewhere(prepared: Prepared) -> None:
         console.say(f"  assumed: {'; '.join(machine.assumed)}")
     if machine.nodes > 1:
         speed = f"{machine.node_link_gbps:g} Gb/s" if machine.node_link_gbps else "unknown speed"
-        console.say(f"  {machine.nodes} nodes, {speed} between them; training uses 1 node so far")
+        console.say(f"  {machine.nodes} nodes, {speed} between them")
     console.say()
 
 

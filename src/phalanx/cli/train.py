@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.nodes import (
+    MEETING_S,
+    NodeRankOption,
+    NodesOption,
+    RendezvousOption,
+    TimeoutOption,
+)
 from phalanx.cli.options import with_job_options
 
 if TYPE_CHECKING:
@@ -36,6 +43,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and plan, then stop; nothing is created.")
     ] = False,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = None,
+    rendezvous: RendezvousOption = None,
+    meeting_timeout: TimeoutOption = MEETING_S,
 ) -> int:
     """Train a job on every GPU there is, or on the devices you name.
 
@@ -45,8 +56,22 @@ def train(
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
     from phalanx.launch.launcher import Launcher
+    from phalanx.launch.meeting import parse_rendezvous
     from phalanx.launch.prepare import prepare
 
+    asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
+    if asked is not None:
+        from phalanx.cli.nodes import train_on_nodes
+
+        return train_on_nodes(
+            asked,
+            job,
+            overrides,
+            notes,
+            resume=resume,
+            accept_changes=accept_changes,
+            dry_run=dry_run,
+        )
     with Launcher() as launcher:
         with console.working("looking at the machine and the recipe"):
             prepared = prepare(
@@ -64,11 +89,12 @@ def train(
             show_plan(prepared)
             return 0
         result = run_prepared(prepared, launcher)
-    _show_end(result, prepared)
+    show_end(result, prepared)
     return int(result.exit_code)
 
 
-def _show_end(result: Result, prepared: Prepared) -> None:
+def show_end(result: Result, prepared: Prepared) -> None:
+    """How a run ended, and what to type next."""
     from phalanx.cli import console
     from phalanx.errors import format_seconds
 

@@ -44,14 +44,24 @@ _POLL_S = 0.05
 _SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
 
 
+PLACE = ("node", "nodes", "address", "port")
+"""Fields of a request that only several nodes need."""
+
+
 @dataclass(frozen=True)
 class RankRequest:
-    """The ranks that are wanted."""
+    """The ranks that are wanted on this node."""
 
     run: Path
     ranks: int
     attempt: int
     environment: dict[str, str]
+    node: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    """Of node 0, which holds the store."""
+    port: int = 0
+    """Of the store; 0 on node 0, which chooses it."""
 
 
 class RankAgent(SimpleElasticAgent):
@@ -63,7 +73,7 @@ class RankAgent(SimpleElasticAgent):
             role="phalanx",
             local_world_size=request.ranks,
             entrypoint=sys.executable,
-            rdzv_handler=LoopbackRendezvous(request.run.name),
+            rdzv_handler=FreshRendezvous(request),
             max_restarts=0,
             monitor_interval=0.001,  # it waits for the channel instead
         )
@@ -73,6 +83,7 @@ class RankAgent(SimpleElasticAgent):
         self._children: dict[int, ForkedRank | subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
         self._is_left_alone = False
+        self._are_peers_over = request.nodes == 1
 
     def watch(self) -> list[tuple[int, int]]:
         """Run the ranks to their end: rank and exit code of each that failed."""
@@ -80,7 +91,32 @@ class RankAgent(SimpleElasticAgent):
             result = self.run()
         return [(rank, failure.exitcode) for rank, failure in result.failures.items()]
 
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """As many ranks on every node, so nobody needs to ask: torch's agents would wait for each
+        other in a call that cannot be interrupted."""
+        local, world = spec.local_world_size, group_world_size * spec.local_world_size
+        numbers = [(rank, group_rank * local + rank) for rank in range(local)]
+        return [
+            Worker(
+                local_rank=rank,
+                global_rank=number,
+                role_rank=number,
+                world_size=world,
+                role_world_size=world,
+            )
+            for rank, number in numbers
+        ]
+
+    def _exit_barrier(self) -> None:
+        """The store stays until the ranks of all nodes are gone; the command says when."""
+        while self._request.node == 0 and not (self._are_peers_over or self._is_left_alone):
+            self._listen(_POLL_S)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._request.nodes > 1 and self._request.node == 0:
+            self._channel.send({"store": worker_group.master_port})
         for worker in worker_group.workers:
             # A user's own setting wins over torch's for NCCL, and the agent's over all others.
             environment = {
@@ -149,7 +185,11 @@ class RankAgent(SimpleElasticAgent):
             else:
                 self._leave_alone()
             return
-        if record is not None and "signal" in record:
+        if record is None:
+            return
+        if "peers" in record or record.get("signal") == signal.SIGKILL:
+            self._are_peers_over = True
+        if "signal" in record:
             self._signal(signal.Signals(record["signal"]))
 
     def _leave_alone(self) -> None:
@@ -226,33 +266,41 @@ def _variables(worker: Worker, group: WorkerGroup) -> dict[str, str]:
     }
 
 
-class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous of one node whose store listens on loopback alone, fresh for every attempt.
+class FreshRendezvous(RendezvousHandler):
+    """A rendezvous whose store is fresh for every attempt and listens on one address alone:
+    loopback's on one node, else that of node 0. The other nodes have none: their ranks connect to
+    it.
 
     torch's own c10d store listens on every interface and is reused after a restart with stale
     addresses in it (torch 2.13)."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, request: RankRequest) -> None:
+        self._request = request
 
     def get_backend(self) -> str:
-        return "phalanx-loopback"
+        return "phalanx"
 
     @property
     def use_agent_store(self) -> bool:
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+        place = self._request
+        store: Any = None
+        port = place.port
+        if place.node == 0:
+            family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
+            listener = socket.create_server((place.address, 0), family=family)
+            port = listener.getsockname()[1]
+            store = TCPStore(
+                place.address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        where = RendezvousStoreInfo(place.address, port)
+        return RendezvousInfo(store, place.node, place.nodes, where)
 
     def is_closed(self) -> bool:
         return False
@@ -264,7 +312,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        return self._run_id
+        return self._request.run.name
 
     def shutdown(self) -> bool:
         return True

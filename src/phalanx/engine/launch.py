@@ -3,7 +3,10 @@
 `python -m phalanx.engine launch FD`; the socket FD leads to the command (run/channel.py):
 
     {"run", "ranks", "attempt", "environment"} -> {"started"}, then {"failures"} or {"error"}
+    the same with {"node", "nodes", "address", "port"}, one of several nodes: node 0 first says
+                                                  {"store"}, the port at which all ranks meet
     {"signal"}                                 -> sent to the ranks
+    {"peers"}                                  -> those of other nodes are over: the store may go
 
 Imports only: no operator of torch runs here and CUDA is not touched, so that a fork is a rank as
 good as new. It ends with the command, and ends its ranks first.
@@ -29,7 +32,7 @@ def serve(descriptor: int) -> None:
     import_for_ranks()
     gc.freeze()  # what was imported is never looked at again, so its pages stay shared
     gc.enable()
-    from phalanx.engine.agent import RankAgent, RankRequest
+    from phalanx.engine.agent import PLACE, RankAgent, RankRequest
 
     while True:
         try:
@@ -37,7 +40,11 @@ def serve(descriptor: int) -> None:
             if record is None or "run" not in record:
                 continue  # a signal for ranks that are gone
             request = RankRequest(
-                Path(record["run"]), record["ranks"], record["attempt"], record["environment"]
+                Path(record["run"]),
+                record["ranks"],
+                record["attempt"],
+                record["environment"],
+                **{name: record[name] for name in PLACE if name in record},
             )
             channel.send(_answer(lambda request=request: RankAgent(request, channel).watch()))
         except EOFError:

@@ -112,7 +112,9 @@ class Process:
     def describe(self) -> str:
         """The device in words, for the start-up proof."""
         if self.device.type == "cuda":
-            return f"{self.device} {torch.cuda.get_device_name(self.device)}"
+            where = "" if os.environ.get("GROUP_WORLD_SIZE", "1") == "1" else socket.gethostname()
+            name = f"{self.device} {torch.cuda.get_device_name(self.device)}"
+            return f"{name} on {where}" if where else name
         threads = torch.get_num_threads()
         plural = "" if threads == 1 else "s"
         return f"{self.device.type} on {socket.gethostname()}, {threads} thread{plural}"

@@ -25,13 +25,26 @@ class RankGroup:
     """The ranks of one attempt."""
 
     def __init__(
-        self, launcher: Launcher, run_path: Path, *, ranks: int, attempt: int, env: dict[str, str]
+        self,
+        launcher: Launcher,
+        run_path: Path,
+        *,
+        ranks: int,
+        attempt: int,
+        env: dict[str, str],
+        node: dict[str, Any] | None = None,
     ) -> None:
+        """`node`: where these ranks stand among those of other nodes, and where all of them
+        meet."""
         self._launcher = launcher
-        self._request = {"run": str(run_path), "ranks": ranks, "attempt": attempt}
+        self._request = {"run": str(run_path), "ranks": ranks, "attempt": attempt, **(node or {})}
         self._env = {**os.environ, **env, "PHALANX_ATTEMPT": str(attempt)}
         self._is_started = False
         self._is_over = False
+        self.asked = 0
+        """How often another node was asked to stop: there is none."""
+        self.store_port: int | None = None
+        """Where the ranks of all nodes meet, once the agent of node 0 listens there."""
         self.deaths: list[RankDeath] = []
         self.error: BaseException | None = None
 
@@ -45,6 +58,23 @@ class RankGroup:
     def is_running(self) -> bool:
         self.wait(0)
         return not self._is_over
+
+    @property
+    def is_started(self) -> bool:
+        return self._is_started
+
+    @property
+    def is_over(self) -> bool:
+        """As far as is known, without asking."""
+        return self._is_over
+
+    def tell_peers_over(self) -> None:
+        """Let the agent of node 0 go: no rank of another node needs its store."""
+        if not self._is_over:
+            try:
+                self._launcher.send({"peers": "over"})
+            except LauncherError as error:
+                self._fail(error)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for news of the ranks, at most this long."""
@@ -74,6 +104,9 @@ class RankGroup:
         return True
 
     def _take(self, answer: dict[str, Any]) -> None:
+        if "store" in answer:
+            self.store_port = answer["store"]
+            return
         if "started" in answer:
             self._is_started = True
             return
@@ -81,7 +114,7 @@ class RankGroup:
             self.error = LauncherError(answer["error"])
         else:
             deaths = [RankDeath(rank, code) for rank, code in answer["failures"]]
-            self.deaths = sorted(deaths, key=_cause_first)
+            self.deaths = sorted(deaths, key=cause_first)
         self._is_over = True
 
     def _fail(self, error: LauncherError) -> None:
@@ -89,7 +122,7 @@ class RankGroup:
         self._is_over = True
 
 
-def _cause_first(death: RankDeath) -> tuple[bool, bool, int]:
+def cause_first(death: RankDeath) -> tuple[bool, bool, int]:
     """A killed rank is the cause; peers that failed, or that the agent ended, are the effect."""
     return death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
 

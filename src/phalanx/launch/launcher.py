@@ -26,6 +26,7 @@ READ_LATE = frozenset(
         "OMP_NUM_THREADS",
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_DISABLE",
         "TORCHINDUCTOR_CACHE_DIR",
         "TRITON_CACHE_DIR",
         "CUBLAS_WORKSPACE_CONFIG",
@@ -115,7 +116,7 @@ class Launcher:
             answer = self._channel.receive(timeout_s)
         except EOFError:
             raise self._died() from None
-        if answer is not None and "started" not in answer:
+        if answer is not None and not answer.keys() & {"started", "store"}:
             self._has_ranks = False
         return answer
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -47,6 +47,13 @@ from phalanx.run.directory import (
 )
 
 Source = str | Path | Mapping[str, Any] | Job
+
+
+class Gather(Protocol):
+    """Makes one machine of this one and the nodes it has met."""
+
+    def __call__(self, mine: Machine, *, on_cpu: bool) -> Machine: ...
+
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
 
@@ -85,20 +92,15 @@ def prepare(
     launcher: Launcher | None = None,
     ask_trace: AskTrace | None = None,
     is_fresh: bool = True,
+    gather: Gather | None = None,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; `launcher` will train it, and
     begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
-    recipe and torch answered before."""
+    recipe and torch answered before; `gather` makes one machine of this one and its other nodes."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
-    if source is None:
-        if continued is None:
-            raise UserError(nothing_to_train())
-        source = continued.job_file
-        # A limit of one session is no wish of the next one, and another run needs another name.
-        dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
-        overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
+    source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes())
     if is_elsewhere:
@@ -117,6 +119,7 @@ def prepare(
         ask_trace=ask_trace
         or remembering(trace_recipe, is_fresh=is_fresh or continued is not None),
         ask_torch=None if is_fresh else remembering_torch(),
+        gather=gather,
     )
     if adapt is not None:
         job = adapt(job, machine)
@@ -146,8 +149,32 @@ def prepare(
     return replace(
         prepared,
         plan=replace(plan, is_from_memory=True),
-        prepare_anew=partial(prepare, source, overrides, adapt=adapt, launcher=launcher),
+        prepare_anew=partial(
+            prepare, source, overrides, adapt=adapt, launcher=launcher, gather=gather
+        ),
     )
+
+
+def read_job(source: Source | None, overrides: Sequence[Override | str], resume: str | None) -> Job:
+    """The job as `prepare` will see it, judged by itself: what nodes compare when they meet."""
+    continued = _Continued.find(resume, overrides) if resume is not None else None
+    source, overrides = _what_to_train(source, overrides, continued)
+    loaded = load_job(resolve_source(source), overrides)
+    _raise_if_errors(check_job(loaded, known_recipes=builtin_recipes()))
+    return loaded.job.model_copy(update=_absolute(loaded.job))
+
+
+def _what_to_train(
+    source: Source | None, overrides: Sequence[Override | str], continued: _Continued | None
+) -> tuple[Source, Sequence[Override | str]]:
+    if source is not None:
+        return source, overrides
+    if continued is None:
+        raise UserError(nothing_to_train())
+    # A limit of one session is no wish of the next one, and another run needs another name.
+    dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
+    overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
+    return continued.job_file, overrides
 
 
 def other_machine(text: str | None) -> Machine | None:
@@ -263,6 +290,7 @@ def _look(
     is_elsewhere: bool,
     ask_trace: AskTrace,
     ask_torch: AskTorch | None,
+    gather: Gather | None,
 ) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
     with ThreadPoolExecutor(2) as pool:
@@ -277,19 +305,22 @@ def _look(
     unfit = cannot_train(machine)
     if unfit:
         raise UserError(unfit, exit_code=ExitCode.MACHINE)
+    if gather is not None:
+        machine = gather(machine, on_cpu=job.devices.cpu is not None)
     return machine, trace, [*findings, *_relevant(check_machine(machine))]
 
 
 def _refuse_elsewhere(prepared: Prepared) -> None:
     machine = prepared.machine
-    if machine.nodes > 1:
+    if machine.nodes > 1 and not machine.hosts:
         raise UserError(
             Finding(
                 slug="several-nodes",
-                what=f"the plan is for {machine.nodes} nodes, training uses 1 node so far",
+                what=f"the plan is for {machine.nodes} nodes that have not met",
                 why=f"the machine is `{machine.title}`, with {prepared.plan.ranks.value} ranks in "
-                "all; ranks are started on the node at hand only",
-                fix="train on one node: leave the machine out, or describe one node",
+                "all; it was described, not asked",
+                fix=f"on every node: phalanx train JOB --nodes {machine.nodes} --rendezvous "
+                "HOST:29500",
             )
         )
     if prepared.is_elsewhere:

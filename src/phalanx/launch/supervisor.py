@@ -5,10 +5,9 @@ for each attempt: start the ranks, follow their events, judge -> outcome
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,9 @@ from types import FrameType
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup, kill_reason
 from phalanx.launch.compared import keep_comparison
-from phalanx.launch.compile_cache import compile_cache_variables
 from phalanx.launch.launcher import Launcher
+from phalanx.launch.nodes import NodeLostError, Nodes, NodesGroup
+from phalanx.launch.rank_environment import rank_environment
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -32,6 +32,7 @@ from phalanx.run.events import Event, EventReader, EventWriter
 from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
 
 _POLL_S = 0.1
+_EVENTS_LAG_S = 30.0  # a network file system may show what other nodes wrote late
 _STOPPING = "stopping: the step is finished and saved; once more (Ctrl-C) ends at once"
 
 
@@ -60,6 +61,7 @@ class Supervisor:
         tensorboard: bool,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
+        nodes: Nodes | None = None,
     ) -> None:
         self._run = run
         self._plan = plan
@@ -68,8 +70,9 @@ class Supervisor:
         self._tensorboard = tensorboard
         self._on_event = on_event
         self._on_plan = on_plan
+        self._nodes = nodes
         self._signals = 0
-        self._group: RankGroup | None = None
+        self._group: RankGroup | NodesGroup | None = None
         self._sinks: list[Sink] = []
 
     def run(self) -> Outcome:
@@ -92,13 +95,7 @@ class Supervisor:
             ranks = self._plan.ranks.value
             events.attempt = attempt
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
-            self._group = RankGroup(
-                self._launcher,
-                self._run.path,
-                ranks=ranks,
-                attempt=attempt,
-                env=self._environment(),
-            )
+            self._group = self._make_group(attempt)
             self._group.start()
             if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
                 self._sinks = self._make_sinks()
@@ -128,23 +125,27 @@ class Supervisor:
             sinks.append(TensorBoardSink(self._run.tensorboard))
         return sinks
 
-    def _environment(self) -> dict[str, str]:
-        """What the ranks get on top of this process's environment; a user's own setting wins."""
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        defaults = {
-            "OMP_NUM_THREADS": str(self._plan.threads.value),
-            # One node: nothing of ours listens on a network.
-            "GLOO_SOCKET_IFNAME": loopback,
-            "NCCL_SOCKET_IFNAME": loopback,
-            **compile_cache_variables(self._run),
-            **self._plan.worker_env,
-        }
-        return {name: os.environ.get(name, value) for name, value in defaults.items()}
+    def _make_group(self, attempt: int) -> RankGroup | NodesGroup:
+        if self._nodes is not None:
+            env = rank_environment(self._run, self._plan, self._nodes.settings)
+            return self._nodes.start_ranks(
+                self._launcher, self._run.path, self._plan, attempt=attempt, env=env
+            )
+        return RankGroup(
+            self._launcher,
+            self._run.path,
+            ranks=self._plan.ranks.value,
+            attempt=attempt,
+            env=rank_environment(self._run, self._plan),
+        )
 
-    def _follow(self, group: RankGroup, reader: EventReader, events: EventWriter) -> list[Event]:
+    def _follow(
+        self, group: RankGroup | NodesGroup, reader: EventReader, events: EventWriter
+    ) -> list[Event]:
         """Pass events on until the ranks are gone; returns how they ended."""
         ends: list[Event] = []
         forwarded = 0
+        gone_s: float | None = None
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -160,7 +161,10 @@ class Supervisor:
                 if event.kind == "compared":
                     keep_comparison(self._plan, self._run)
             if not is_running:
-                return ends
+                gone_s = gone_s or time.monotonic()
+                if not self._is_late(group, ends, gone_s):
+                    return ends
+            self._signals = max(self._signals, group.asked)
             asked = self._signals
             number = signal.SIGTERM if asked == 1 else signal.SIGKILL
             # Ranks that are not there yet get it at the next turn.
@@ -168,6 +172,13 @@ class Supervisor:
                 forwarded = asked
                 events.write("stop", reason=_STOPPING if asked == 1 else "ending now")
             group.wait(_POLL_S)
+
+    def _is_late(self, group: RankGroup | NodesGroup, ends: list[Event], gone_s: float) -> bool:
+        """Whether ranks of another node have ended in order, and what they wrote is still to be
+        seen here."""
+        is_missing = len(ends) < self._plan.ranks.value and not group.deaths and not group.error
+        waited_s = time.monotonic() - gone_s
+        return self._nodes is not None and is_missing and waited_s < _EVENTS_LAG_S
 
     def _drop(self, event: Event, events: EventWriter) -> None:
         """Write the plan without a rung that the ranks have turned off: a restart and a resumed run
@@ -192,11 +203,14 @@ class Supervisor:
         self._change(revision, events)
         return True
 
-    def _judge(self, group: RankGroup, ends: list[Event]) -> tuple[Outcome, bool]:
+    def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
         if self._signals > 1:
             reason = "interrupted by a second signal; the last checkpoint stands"
             return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
+        if isinstance(group.error, NodeLostError):
+            finding = group.error.finding
+            return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding]), False
         if group.error is not None:
             return _launch_failed(group.error), False
         memory = find_memory_failure(ends)

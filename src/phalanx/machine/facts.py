@@ -212,6 +212,8 @@ class Machine:
     """Nodes like this one; every other fact is that of a single node."""
     node_link_gbps: float | None = None
     """The network of one node, gigabits per second in one direction; None: unknown, or one node."""
+    hosts: tuple[str, ...] = ()
+    """The nodes that have met, by name and address; empty for one node, or for a description."""
     assumed: tuple[str, ...] = ()
     """What was taken for granted of a machine described in words; empty for one that was asked."""
 

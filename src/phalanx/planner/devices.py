@@ -56,8 +56,9 @@ def _place(job: Job, machine: Machine) -> Placement:
         return Placement(
             Decision("cpu", f"devices.cpu = {asked.cpu} asks for it"),
             none,
-            Decision(asked.cpu, f"devices.cpu = {asked.cpu}"),
+            _on_each_node(asked.cpu, f"devices.cpu = {asked.cpu}", machine),
             (),
+            machine.nodes,
         )
     if machine.accelerator == "cuda":
         return _place_on_gpus(job, machine)
@@ -73,9 +74,26 @@ def _place(job: Job, machine: Machine) -> Placement:
     return Placement(
         Decision("cpu", f"no usable GPU: {machine.driver_error or 'none found'}"),
         none,
-        Decision(ranks, f"{ranks} processes on {cores} CPU cores; `--cpu N` for another number"),
+        _on_each_node(
+            ranks, f"{ranks} processes on {cores} CPU cores; `--cpu N` for another number", machine
+        ),
         (),
+        machine.nodes,
     )
+
+
+def _on_each_node(ranks: int, reason: str, machine: Machine) -> Decision[int]:
+    if machine.nodes == 1:
+        return Decision(ranks, reason)
+    return Decision(machine.nodes * ranks, f"{reason} on each of {machine.nodes} nodes")
+
+
+def choose_nodes(placement: Placement, machine: Machine) -> Decision[int]:
+    """The machines that the ranks are on."""
+    if placement.nodes == 1:
+        return Decision(1, "one machine")
+    listed = "; ".join(machine.hosts) or f"as described: {machine.title}"
+    return Decision(placement.nodes, listed)
 
 
 def _place_on_gpus(job: Job, machine: Machine) -> Placement:

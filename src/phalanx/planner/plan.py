@@ -39,6 +39,8 @@ class Plan:
     """GPU ids as CUDA numbers them under CUDA_VISIBLE_DEVICES; empty without CUDA."""
     ranks: Decision[int]
     """Processes that train together."""
+    nodes: Decision[int] = Decision(1, "one machine")
+    """Machines that the ranks are on, the same number on each."""
     backend: Decision[str]
     """`nccl`, `gloo`, or `none` on one rank."""
     strategy: Decision[str]

@@ -158,6 +158,7 @@ def _solve(
         device=placement.device,
         gpus=placement.gpus,
         ranks=placement.ranks,
+        nodes=devices.choose_nodes(placement, machine),
         backend=devices.choose_backend(job, placement, machine, chosen.strategy.value),
         strategy=chosen.strategy,
         shard_ranks=chosen.shard_ranks,

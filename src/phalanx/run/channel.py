@@ -1,4 +1,5 @@
-"""How the command and the process that starts its ranks talk: JSON records, one per line."""
+"""How the command talks with the process that starts its ranks, and with the commands of other
+nodes: JSON records, one per line."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ _CHUNK = 1 << 16
 class Channel:
     """One end of a socket between two processes. Either learns at once that the other is gone."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, limit: int | None = None) -> None:
         self._socket = end
         self._unread = b""
+        self.limit = limit
+        """Bytes of a record, at most: for an end that has not shown who it is."""
 
     def send(self, record: dict[str, Any]) -> None:
         """Send a record; EOFError when nobody is there."""
@@ -38,6 +41,8 @@ class Channel:
             if not chunk:
                 raise EOFError
             self._unread += chunk
+            if self.limit is not None and len(self._unread) > self.limit:
+                raise EOFError
         line, _, self._unread = self._unread.partition(b"\n")
         record: dict[str, Any] = json.loads(line)
         return record

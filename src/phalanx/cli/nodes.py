@@ -1,0 +1,153 @@
+"""The options for several nodes, and `phalanx train` on one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.errors import Finding
+    from phalanx.launch.meeting import Met, NodesAsked
+    from phalanx.machine.network import Setting
+
+NodesOption = Annotated[
+    int, typer.Option("--nodes", help="Machines that train together; the command is given on each.")
+]
+NodeRankOption = Annotated[
+    int | None,
+    typer.Option(
+        "--node-rank", help="Number of this machine; default: found when they meet, HOST is 0."
+    ),
+]
+RendezvousOption = Annotated[
+    str | None,
+    typer.Option("--rendezvous", metavar="HOST:PORT", help="Where node 0 waits for the others."),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--meeting-timeout", help="Seconds to wait for the other nodes.")
+]
+MEETING_S = 600.0
+
+
+def tell(text: str) -> None:
+    """A line about the nodes, as it happens."""
+    from phalanx.cli import console
+
+    console.stderr().print(text, markup=False)
+
+
+def train_on_nodes(
+    asked: NodesAsked,
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    *,
+    resume: str | None,
+    accept_changes: bool,
+    dry_run: bool,
+) -> int:
+    """Meet the other nodes, then lead them or follow node 0."""
+    from pathlib import Path
+
+    from phalanx.launch.joining import job_facts, join_nodes
+    from phalanx.launch.prepare import read_job
+
+    read = read_job(job, overrides, resume)
+    met, settings = join_nodes(asked, Path(read.output), job_facts(read), tell)
+    if met.rank > 0:
+        return _follow(met, settings, Path(read.output))
+    return _lead(
+        met,
+        settings,
+        job,
+        overrides,
+        notes,
+        resume=resume,
+        accept_changes=accept_changes,
+        dry_run=dry_run,
+    )
+
+
+def _lead(
+    met: Met,
+    settings: list[Setting],
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    *,
+    resume: str | None,
+    accept_changes: bool,
+    dry_run: bool,
+) -> int:
+    from phalanx.cli import console
+    from phalanx.cli.follow import run_prepared
+    from phalanx.cli.plan import show_plan
+    from phalanx.cli.train import show_end
+    from phalanx.launch.launcher import Launcher
+    from phalanx.launch.nodes import Nodes
+    from phalanx.launch.prepare import prepare
+
+    with Launcher() as launcher, Nodes(met, settings) as nodes:
+        with console.working("looking at the machines and the recipe"):
+            prepared = prepare(
+                job,
+                overrides,
+                resume=resume,
+                accept_changes=accept_changes,
+                launcher=None if dry_run else launcher,
+                is_fresh=False,
+                gather=nodes.gather,
+            )
+        nodes.check(prepared.plan)
+        found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
+        console.show_findings([*notes, *nodes.findings, *found])
+        if dry_run:
+            show_plan(prepared)
+            nodes.tell_end("planned", 0, "only a plan was asked for (--dry-run)", [])
+            return 0
+        result = run_prepared(prepared, launcher, nodes)
+        code = int(result.exit_code)
+        nodes.tell_end(result.status, code, result.reason, result.findings)
+    show_end(result, prepared)
+    return code
+
+
+def _follow(met: Met, settings: list[Setting], output: Any) -> int:
+    from contextlib import suppress
+
+    from phalanx.cli import console
+    from phalanx.errors import ExitCode
+    from phalanx.launch.compile_cache import early_variables
+    from phalanx.launch.launcher import Launcher, LauncherError
+    from phalanx.launch.node_follower import NodeFollower
+    from phalanx.launch.torch_memory import remembering_torch
+    from phalanx.machine import cannot_train, probe_machine
+
+    try:
+        with Launcher() as launcher:
+            with suppress(LauncherError):  # said when ranks are asked for
+                launcher.start(early_variables())
+            machine = probe_machine(output, ask=remembering_torch())
+            unfit = cannot_train(machine)
+            if unfit:
+                code = int(ExitCode.MACHINE)
+                records = [finding.to_json() for finding in unfit]
+                met.links[0].send({"findings": records, "exit_code": code})
+                console.show_findings(unfit)
+                return code
+            met.links[0].send({"machine": machine.to_json()})
+            code, findings, words = NodeFollower(met, launcher, settings, tell).run()
+    finally:
+        met.close()
+    show_decided(findings, words)
+    return code
+
+
+def show_decided(findings: list[Finding], words: str) -> None:
+    """What node 0 has decided."""
+    from phalanx.cli import console
+
+    console.show_findings(findings)
+    if words:
+        tell(words)

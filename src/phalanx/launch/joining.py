@@ -1,0 +1,56 @@
+"""From the options of a command to nodes that have met, tried each other, and know their network:
+what `train` and `launch` share."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from phalanx.job.schema import Job
+from phalanx.launch.meeting import Met, NodesAsked, meet
+from phalanx.launch.nodes import describe_member
+from phalanx.launch.preflight import check_pairs
+from phalanx.machine.gpus import may_have_cuda
+from phalanx.machine.network import Setting, network_settings
+from phalanx.recipe.load import recipe_fingerprint
+
+_PACKAGES = ("phalanx", "torch")
+
+
+def join_nodes(
+    asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Callable[[str], None]
+) -> tuple[Met, list[Setting]]:
+    """Meet the other nodes and try every pair. Raises UserError with what is wrong; the lines to
+    the others are closed then."""
+    met = meet(asked, output, {"versions": _versions(), **facts}, tell)
+    try:
+        check_pairs(met)
+    except BaseException:
+        met.close()
+        raise
+    settings = network_settings(met.interface, has_cuda=may_have_cuda())
+    tell(f"{len(met.members)} nodes, and every one reaches every other; this is node {met.rank}")
+    for member in met.members:
+        tell(f"  {describe_member(member.to_json())}")
+    for setting in settings:
+        tell(f"  {setting}")
+    return met, settings
+
+
+def job_facts(job: Job) -> dict[str, Any]:
+    """What of a job must be the same on all nodes. Where runs are written is proved otherwise."""
+    record = job.model_dump(mode="json", exclude={"output"})
+    return {"command": "train", "job": record, "recipe sources": recipe_fingerprint(job.recipe)}
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,88 @@
+"""The line between the commands of two nodes. A thread keeps it alive and listens, so that either
+end knows within seconds that the other is gone, also when the cable is: a cut connection says
+nothing."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+from phalanx.run.channel import Channel
+
+_BEAT_S = 1.0
+LOST_S = 10.0
+"""Silence after which the other node counts as lost."""
+
+
+class NodeLink:
+    """Sends and receives records; `lost` says why there will be no more."""
+
+    def __init__(self, connection: socket.socket, channel: Channel, name: str) -> None:
+        self.name = name
+        """The other node, in words."""
+        self.lost: str | None = None
+        self._socket = connection
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._received: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._is_closed = False
+        self._put_back: list[dict[str, Any]] = []
+        connection.settimeout(LOST_S / 2)  # a full buffer must not hold up whoever sends
+        self._thread = threading.Thread(target=self._keep, name="node link", daemon=True)
+        self._thread.start()
+
+    def send(self, record: dict[str, Any]) -> None:
+        """Send a record; one that does not get through shows in `lost`."""
+        with self._sending:
+            if self.lost is not None or self._is_closed:
+                return
+            try:
+                self._channel.send(record)
+            except EOFError:
+                self.lost = self.lost or "the connection was closed"
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next record, if one comes within this time. What came before a loss is still had."""
+        if self._put_back:
+            return self._put_back.pop(0)
+        try:
+            return self._received.get(timeout=timeout_s) if timeout_s else self._received.get(False)
+        except queue.Empty:
+            return None
+
+    def put_back(self, record: dict[str, Any]) -> None:
+        """For whoever waits for another one."""
+        self._put_back.append(record)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other end is gone and all that it had said was read."""
+        return self.lost is not None and self._received.empty() and not self._put_back
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._thread.join(2 * _BEAT_S)
+        self._channel.close()
+
+    def _keep(self) -> None:
+        heard = sent = time.monotonic()
+        while not self._is_closed and self.lost is None:
+            try:
+                record = self._channel.receive(_BEAT_S / 2)
+            except (EOFError, ValueError):
+                self.lost = self.lost or "the connection was closed"
+                return
+            now = time.monotonic()
+            if record is not None:
+                heard = now
+                if "beat" not in record:
+                    self._received.put(record)
+            elif now - heard > LOST_S:
+                self.lost = f"nothing was heard of it for {LOST_S:.0f} s"
+                return
+            if now - sent > _BEAT_S:
+                sent = now
+                self.send({"beat": 1})

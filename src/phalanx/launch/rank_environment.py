@@ -1,0 +1,31 @@
+"""What the ranks of a run get on top of the environment of the command that starts them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from phalanx.launch.compile_cache import compile_cache_variables
+from phalanx.machine.network import Setting
+from phalanx.planner.plan import Plan
+from phalanx.run.directory import RunDirectory
+
+
+def rank_environment(
+    run: RunDirectory, plan: Plan, network: Sequence[Setting] = ()
+) -> dict[str, str]:
+    """Variables for the ranks on this node; a user's own setting wins. Without `network` there is
+    one node, and nothing of ours listens on a network."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    sockets = {setting.name: setting.value for setting in network} or {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
+    defaults = {
+        "OMP_NUM_THREADS": str(plan.threads.value),
+        **sockets,
+        **compile_cache_variables(run),
+        **plan.worker_env,
+    }
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
