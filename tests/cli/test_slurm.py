@@ -126,7 +126,7 @@ def test_the_command_line_of_train_is_kept(tmp_path, monkeypatch):
     code, out, err = run_cli("slurm", "digits", *argv, "--time", "1-12", "--print")
     assert code == 0, err
     assert (
-        "train=(train '--output=my runs' --name=\"$name\" --gpus=0, --batch-size=64 --bf16 --fsdp "
+        "words=('--output=my runs' --name=\"$name\" --gpus=0, --batch-size=64 --bf16 --fsdp "
         "'--save-every=5 minutes' digits lr=0.01 seed=\"$SLURM_ARRAY_TASK_ID\")\n"
     ) in out
     assert "#SBATCH --gpus-per-node=1\n" in out
@@ -140,10 +140,10 @@ def test_the_command_line_of_train_is_kept(tmp_path, monkeypatch):
 def test_what_is_wrong_without_asking_slurm_is_said_together(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary_canary")
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
-    argv = ["--nodes", "2", "--time", "soon", "--mem", "64 GB", "--signal-s", "0", "--print"]
+    argv = ["--nodes", "0", "--time", "soon", "--mem", "64 GB", "--signal-s", "0", "--print"]
     code, out, err = run_cli("slurm", "digits", *argv, "data=hf_canary_canary")
     assert code == ExitCode.USAGE
-    for slug in ("slurm-nodes", "slurm-time", "slurm-value", "slurm-secret"):
+    for slug in ("slurm-time", "slurm-value", "slurm-secret"):
         assert f"error[{slug}]" in err
     assert "warning[slurm-environment]" in err
     assert "canary" not in out + err

@@ -1,4 +1,5 @@
-"""A real Slurm on this machine, with one node and 8 pretended GPUs, for as long as the tests run.
+"""A real Slurm on this machine, with two nodes and 8 pretended GPUs on each, for as long as the
+tests run: each node is a host of its own (hosts.py).
 
 Its ports are free ones and all of its files lie in a folder of its own: several can run at a time.
 """
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import Hosts, why_not
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 PACKAGES = "slurmctld slurmd slurm-client munge"
 
@@ -21,18 +24,19 @@ PACKAGES = "slurmctld slurmd slurm-client munge"
 # for as long as munge's credentials live, two minutes by default.
 CONF = """\
 ClusterName=tiny
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({gateway})
 SlurmctldPort={control}
+SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -46,11 +50,26 @@ PropagateResourceLimits=NONE
 GresTypes=gpu
 ReturnToService=2
 KillWait=20
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=16 RealMemory=64000 \
-Gres=gpu:pretended:8 Feature=tiny State=UNKNOWN
-PartitionName=main Nodes=n1 Default=YES MaxTime=INFINITE State=UP
-PartitionName=short Nodes=n1 MaxTime=00:30:00 State=UP
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes=ALL MaxTime=00:30:00 State=UP
 """
+NODE = "NodeName={name} NodeAddr={address} CPUs=16 RealMemory=64000 Gres=gpu:pretended:8 \
+Feature=tiny State=UNKNOWN"
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts joined by a network."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    made = Hosts(2)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
 
 
 @pytest.fixture(scope="session")
@@ -61,17 +80,23 @@ def cluster(tmp_path_factory):
         pytest.skip(f"no {', '.join(missing)} here: apt-get install {PACKAGES}")
     if os.geteuid() != 0:
         pytest.skip("a Slurm of our own needs root: it pretends GPUs with device files")
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("slurm")
-    conf = _write(folder)
+    hosts = Hosts(2)
+    conf = _write(folder, hosts)
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     try:
-        _start(folder, environment)
+        hosts.up(also=[f"{hosts.gateway} {_own_name()}"])
+        _start(folder, hosts, environment)
         yield conf
     finally:
         subprocess.run(["scancel", "--me"], env=environment, timeout=30, capture_output=True)
         _wait(lambda: not _said(["squeue", "-h"], environment), 30)
-        for name in ("slurmd", "slurmctld", "munged"):
+        for name in (*(f"slurmd-{node}" for node in hosts.names), "slurmctld", "munged"):
             _end(folder / f"{name}.pid")
+        hosts.down()
 
 
 @pytest.fixture
@@ -87,29 +112,44 @@ def _find(name):
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
-def _write(folder):
+def _own_name():
+    return socket.gethostname().partition(".")[0]
+
+
+def _write(folder, hosts):
     for name in ("state", "spool"):
         (folder / name).mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
     for index in range(8):  # a regular file is no GPU to Slurm: /dev/null under another name
         os.mknod(folder / f"nvidia{index}", 0o20666, os.makedev(1, 3))
-    host, control, node = socket.gethostname().partition(".")[0], _free_port(), _free_port()
-    text = CONF.format(folder=folder, host=host, control=control, node=node)
+    nodes = "\n".join(
+        NODE.format(name=name, address=hosts.address(n)) for n, name in enumerate(hosts.names)
+    )
+    text = CONF.format(
+        folder=folder,
+        host=_own_name(),
+        gateway=hosts.gateway,
+        control=_free_port(),
+        node=_free_port(),
+        nodes=nodes,
+    )
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(
-        f"NodeName=n1 Name=gpu Type=pretended File={folder}/nvidia[0-7]\n"
+        f"NodeName=node[1-2] Name=gpu Type=pretended File={folder}/nvidia[0-7]\n"
     )
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     return folder / "slurm.conf"
 
 
-def _start(folder, environment):
+def _start(folder, hosts, environment):
     munge = [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "log", "seed")]
     munge += [f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock", "--force"]
-    for argv in ([_find("munged"), *munge], [_find("slurmctld")], [_find("slurmd"), "-N", "n1"]):
+    nodes = [hosts.argv(n, _find("slurmd"), "-N", name) for n, name in enumerate(hosts.names)]
+    for argv in ([_find("munged"), *munge], [_find("slurmctld")], *nodes):
         subprocess.run(argv, env=environment, timeout=30, check=True, capture_output=True)
-    is_up = _wait(lambda: _said(["sinfo", "-h", "-t", "idle", "-o", "%n"], environment), 30)
+    idle = ["sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%n"]
+    is_up = _wait(lambda: len(_said(idle, environment).split()) == len(hosts.names), 30)
     assert is_up, (folder / "slurmctld.log").read_text()[-2000:]
 
 

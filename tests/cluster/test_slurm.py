@@ -34,6 +34,8 @@ JOB = """\
 recipe: waiting.py:Waiting
 epochs: 2
 global_batch_size: 64
+micro_batch_size: 32
+determinism: exact
 devices: {cpu: 1}
 options: {width: 4}
 logging: {every: 1, tensorboard: false}
@@ -60,15 +62,16 @@ def folder(tmp_path, slurm, monkeypatch):
 
 @pytest.fixture(scope="module")
 def begun(cluster, tmp_path_factory):
-    """A run under Slurm to which Slurm will send its signal: it looks twice a minute, and the other
-    tests run meanwhile. Gives the folder and the job's number."""
+    """A run on two nodes to which Slurm will send its signal: it looks twice a minute, and the
+    other tests run meanwhile. Gives the folder and the job's number."""
     folder = make_folder(tmp_path_factory.mktemp("begun"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("SLURM_CONF", str(cluster))
         patch.setenv("WANDB_API_KEY", SECRET)
         # All of its half an hour is within 175 s of the limit, once that is made 3 minutes.
-        return folder, submit("my job.yaml", "--name", "first", "--time", "30", "--signal-s", "175")
+        argv = ["--nodes", "2", "--name", "first", "--time", "30", "--signal-s", "175"]
+        return folder, submit("my job.yaml", *argv)
 
 
 def submit(*argv):
@@ -86,7 +89,7 @@ def state_of(number):
     return ask("squeue", "-h", "-t", "all", "-j", number, "-o", "%T").strip()
 
 
-def wait_for(is_done, number, timeout_s=90):
+def wait_for(is_done, number, timeout_s=240):
     deadline = time.monotonic() + timeout_s
     while not is_done():
         logs = "".join(path.read_text() for path in Path("logs").glob(f"*_{number}.???"))
@@ -109,7 +112,7 @@ def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(begun, folder
         "slurm-memory": ["--mem", "1T"],
         "slurm-cpus": ["--cpus-per-task", "17"],
         "slurm-constraint": ["--constraint", "tinny"],
-        "slurm-nodes": ["--nodes", "2"],
+        "slurm-nodes": ["--nodes", "3"],
     }
     for slug, argv in wrong.items():
         code, _, err = run_cli("slurm", "digits", *argv)
@@ -147,7 +150,8 @@ def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm
     folder, number = begun
     monkeypatch.chdir(folder)
     run = RunDirectory(folder / "runs" / f"first_{number}")
-    assert run_cli("train", "my job.yaml", "--name", "whole").code == 0  # meanwhile
+    argv = ["--cpu", "2", "--name", "whole"]
+    assert run_cli("train", "my job.yaml", *argv).code == 0  # meanwhile
     wait_for(lambda: state_of(number) == "PENDING", number)
     stopped_at = outcomes(run)[-1]["step"]
     assert 2 <= stopped_at < 46
@@ -163,6 +167,8 @@ def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm
     assert code == 0, err
     assert "queued again (1 of 5)" in logs  # the first turn's output is still there
     assert f"continues at step {stopped_at}" in logs
+    assert "node 1: node2, " in logs
+    assert "rank 1: cpu on node2" in logs
     # The ranks had it (their loss asserts that); no file of ours has.
     for path in folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path

@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from phalanx.errors import Finding
-    from phalanx.launch.meeting import Met, NodesAsked
+    from phalanx.launch.meeting_terms import Met, NodesAsked
     from phalanx.machine.network import Setting
 
 NodesOption = Annotated[

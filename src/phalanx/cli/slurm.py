@@ -49,7 +49,9 @@ def submit(
             help="Default: as many as the job asks for, none with --cpu, else 1.",
         ),
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="Training uses 1 so far.")] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", help="Machines; --gpus-per-node and --cpu are of each.")
+    ] = 1,
     time: Annotated[
         str | None,
         typer.Option("--time", metavar="[DAYS-]HH:MM:SS", help="Limit of one turn on a node."),
@@ -234,10 +236,11 @@ def _show_submitted(request: SlurmRequest, number: str) -> None:
 
     stem = f"{request.name}_{number}"
     tasks = "_TASK" if request.array else ""
+    on = f", {request.nodes} nodes" if request.nodes > 1 else ""
     gpus = f"{request.gpus} GPUs per node" if request.gpu_count else "no GPUs"
     console.table(
         [
-            ("job", f"{number}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
+            ("job", f"{number}{on}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
             ("script", f"{LOGS}/{stem}.sbatch"),
             ("logs", f"{LOGS}/{stem}{tasks}.out and .err"),
             ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),

@@ -32,7 +32,8 @@ def serve(descriptor: int) -> None:
     import_for_ranks()
     gc.freeze()  # what was imported is never looked at again, so its pages stay shared
     gc.enable()
-    from phalanx.engine.agent import PLACE, RankAgent, RankRequest
+    from phalanx.engine.agent import RankAgent
+    from phalanx.engine.rendezvous import PLACE, RankRequest
 
     while True:
         try:

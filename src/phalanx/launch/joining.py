@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.job.schema import Job
-from phalanx.launch.meeting import Met, NodesAsked, meet
+from phalanx.launch.meeting import meet
+from phalanx.launch.meeting_terms import Met, NodesAsked
 from phalanx.launch.nodes import describe_member
 from phalanx.launch.preflight import check_pairs
 from phalanx.machine.gpus import may_have_cuda

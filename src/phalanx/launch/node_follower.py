@@ -17,7 +17,7 @@ from phalanx.errors import ExitCode, Finding
 from phalanx.launch import node_findings as say
 from phalanx.launch.agent import RankGroup
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.meeting import Met
+from phalanx.launch.meeting_terms import Met
 from phalanx.launch.rank_environment import rank_environment
 from phalanx.machine.network import Setting
 from phalanx.planner.plan import Plan

@@ -14,7 +14,7 @@ from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.launch import node_findings as say
 from phalanx.launch.agent import RankDeath, RankGroup, cause_first
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.meeting import Met
+from phalanx.launch.meeting_terms import Met
 from phalanx.launch.node_link import NodeLink
 from phalanx.launch.preflight import wait_for
 from phalanx.machine import Machine

@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.errors import Finding, UserError
 from phalanx.launch import node_findings as say
-from phalanx.launch.meeting import Met
+from phalanx.launch.meeting_terms import Met
 from phalanx.launch.node_link import NodeLink
 from phalanx.machine.network import family_of
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.slurm_script import MEETING, ONE_NODE, SCRIPT, SEVERAL_NODES
 
 TASK = "{task}"
 """In a word of a job array: the number of the task."""
@@ -146,14 +147,8 @@ def _wrong_words(request: SlurmRequest, environment: Mapping[str, str]) -> Itera
 
 
 def _wrong_numbers(request: SlurmRequest) -> Iterator[Finding]:
-    if request.nodes != 1:
-        yield Finding(
-            slug="slurm-nodes",
-            what=f"--nodes {request.nodes}: training uses 1 node so far",
-            why="ranks are started on the node that the job runs on, and on no other",
-            fix="--nodes 1, with as many --gpus-per-node as a node has",
-        )
     for option, value, least in (
+        ("--nodes", request.nodes, 1),
         ("--cpus-per-task", request.cpus, 1),
         ("--signal-s", request.signal_s, 1),
         ("--max-requeues", request.max_requeues, 0),
@@ -238,7 +233,8 @@ def batch_script(request: SlurmRequest) -> str:
         if value is not None
     ]
     cpus = f" --cpus-per-task={request.cpus}" if request.cpus else ""  # srun does not inherit it
-    return _SCRIPT.format(
+    step = SEVERAL_NODES if request.nodes > 1 else ONE_NODE
+    return SCRIPT.format(
         directives="\n".join(lines),
         name=request.name,
         identity=identity,
@@ -246,9 +242,8 @@ def batch_script(request: SlurmRequest) -> str:
         words=" ".join(_quoted(word) for word in request.words),
         output_word=shlex.quote(f"--output={request.output}"),
         signal_s=request.signal_s,
-        nodes=request.nodes,
-        cpus=cpus,
-        python=shlex.quote(request.python),
+        meeting=MEETING if request.nodes > 1 else "",
+        step=step.format(nodes=request.nodes, cpus=cpus, python=shlex.quote(request.python)),
         stopped=int(ExitCode.STOPPED),
         max_requeues=request.max_requeues,
     )
@@ -264,54 +259,3 @@ def train_words(job: str, overrides: Sequence[str], options: Sequence[str]) -> t
     positional = (job, *overrides)
     mark = ("--",) if any(word.startswith("-") for word in positional) else ()
     return (*options, *mark, *positional)
-
-
-_SCRIPT = """\
-#!/bin/bash
-# Written by `phalanx slurm`; to be submitted again as it is: sbatch FILE
-{directives}
-
-name={name}_{identity}  # stays the same when the job is queued again
-run={output}"$name"
-if [[ -f $run/plan.json ]]; then
-  train=(train --resume "$run")
-else
-  train=(train {output_word} --name="$name" {words})
-fi
-
-# {signal_s} s before the time limit USR1 comes here, and nowhere else. It is passed on to the step
-# until the ranks have heard it: they finish the step, save, and end with exit code {stopped}.
-signals=0 is_cancelled=0 step= reminder=
-pass_on() {{
-  [[ -n $step && -z $reminder ]] || return
-  while scancel --signal=USR1 "$SLURM_JOB_ID"; do sleep 5; done 2>/dev/null &
-  reminder=$!
-}}
-trap 'signals=$((signals + 1)); pass_on' USR1
-trap 'signals=$((signals + 1)) is_cancelled=1; pass_on' TERM
-
-# One task per node, which starts a rank per GPU itself. Only the ranks listen to USR1.
-export PYTHONUNBUFFERED=1
-srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
-  bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx "${{train[@]}}" &
-step=$!
-((signals > 0)) && pass_on  # it came before there was a step
-while :; do
-  before=$signals
-  wait "$step" && code=0 || code=$?
-  ((signals == before)) && break  # else it was the signal that ended the waiting
-done
-[[ -n $reminder ]] && kill "$reminder" 2>/dev/null
-
-# Only a run that was told to stop here, and has saved, goes on later. A crash is not repeated.
-restarts=${{SLURM_RESTART_COUNT:-0}}
-if ((code == {stopped} && signals > 0 && is_cancelled == 0)); then
-  if ((restarts < {max_requeues})); then
-    echo "phalanx: saved before the time limit; queued again ($((restarts + 1)) of {max_requeues})"
-    scontrol requeue "$SLURM_JOB_ID"
-  else
-    echo "phalanx: saved, not queued again: that was done {max_requeues} times (--max-requeues)" >&2
-  fi
-fi
-exit "$code"
-"""

@@ -200,6 +200,14 @@ def _partition_findings(request: SlurmRequest, there: Sequence[Nodes]) -> Iterat
 
 def _node_findings(request: SlurmRequest, there: Sequence[Nodes]) -> Iterator[Finding]:
     name = there[0].partition
+    count = sum(node.count for node in there)
+    if request.nodes > count:
+        yield Finding(
+            slug="slurm-nodes",
+            what=f"--nodes {request.nodes}: the partition `{name}` has {count}",
+            why="`sinfo` counts them, also those that are down or taken",
+            fix=f"--nodes {count}",
+        )
     kind = request.gpus.rpartition(":")[0]
     most = max(node.gpus.get(kind, 0) for node in there)
     if request.gpu_count > most:

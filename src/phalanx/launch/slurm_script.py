@@ -1,0 +1,70 @@
+"""The text of batch scripts: made to be read by whoever submits one."""
+
+MEETING = """
+# The nodes meet at the first one. Ports 20000 to 29999 by the number of the job: two jobs on a node
+# meet at two ports, and none is one that the system gives to others (32768 and up).
+host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 10000))
+words=(--nodes="$SLURM_NNODES" --rendezvous="$host:$port" "${words[@]}")
+"""
+
+ONE_NODE = """\
+# One task per node, which starts a rank per GPU itself. Only the ranks listen to USR1.
+srun --nodes=1 --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
+  bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx train "${{words[@]}}" &
+"""
+
+SEVERAL_NODES = """\
+# One task per node, which starts a rank per GPU itself. USR1 before they listen is ignored: it
+comes # again. The nodes end each other; Slurm would take the exit code of the first one for a
+crash. srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 --wait=0 \\
+  bash -c 'trap "" USR1; exec "$0" -m phalanx train --node-rank="$SLURM_NODEID" "$@"' \\
+  {python} "${{words[@]}}" &
+"""
+
+SCRIPT = """\
+#!/bin/bash
+# Written by `phalanx slurm`; to be submitted again as it is: sbatch FILE
+{directives}
+
+name={name}_{identity}  # stays the same when the job is queued again
+run={output}"$name"
+if [[ -f $run/plan.json ]]; then
+  words=(--resume "$run")
+else
+  words=({output_word} --name="$name" {words})
+fi
+{meeting}
+# {signal_s} s before the time limit USR1 comes here, and nowhere else. It is passed on to the step
+# until the ranks have heard it: they finish the step, save, and end with exit code {stopped}.
+signals=0 is_cancelled=0 step= reminder=
+pass_on() {{
+  [[ -n $step && -z $reminder ]] || return
+  while scancel --signal=USR1 "$SLURM_JOB_ID"; do sleep 5; done 2>/dev/null &
+  reminder=$!
+}}
+trap 'signals=$((signals + 1)); pass_on' USR1
+trap 'signals=$((signals + 1)) is_cancelled=1; pass_on' TERM
+
+export PYTHONUNBUFFERED=1
+{step}step=$!
+((signals > 0)) && pass_on  # it came before there was a step
+while :; do
+  before=$signals
+  wait "$step" && code=0 || code=$?
+  ((signals == before)) && break  # else it was the signal that ended the waiting
+done
+[[ -n $reminder ]] && kill "$reminder" 2>/dev/null
+
+# Only a run that was told to stop here, and has saved, goes on later. A crash is not repeated.
+restarts=${{SLURM_RESTART_COUNT:-0}}
+if ((code == {stopped} && signals > 0 && is_cancelled == 0)); then
+  if ((restarts < {max_requeues})); then
+    echo "phalanx: saved before the time limit; queued again ($((restarts + 1)) of {max_requeues})"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "phalanx: saved, not queued again: that was done {max_requeues} times (--max-requeues)" >&2
+  fi
+fi
+exit "$code"
+"""

@@ -1,0 +1,205 @@
+"""`phalanx train` on two hosts that share a file system: they meet, train as one, lose ranks and
+each other. The hosts are network namespaces (hosts.py)."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ExitCode
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import read_events
+from tests.ranks.runs import assert_same_bits, outcomes
+
+# Waits at chosen steps until the test goes on, so that it is caught in the middle.
+RECIPE = '''"""Digits that wait until they are let go."""
+import os
+import time
+from pathlib import Path
+
+from phalanx.recipes.digits.recipe import DigitsRecipe
+
+
+class Held(DigitsRecipe):
+    """Digits, no faster than the test allows."""
+
+    def loss(self, model, batch, keys):
+        if "RANK" in os.environ and Path("held").exists():
+            time.sleep(0.2)
+        return super().loss(model, batch, keys)
+'''
+JOB = """\
+recipe: held.py:Held
+epochs: 1
+global_batch_size: 64
+micro_batch_size: 32
+determinism: exact
+devices: {cpu: 1}
+options: {width: 4}
+checkpoint: {every: 2 steps}
+evaluate: {every: null}
+logging: {every: 1, tensorboard: false}
+"""
+PORT = 29500
+DEADLINE_S = 240
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "held.py").write_text(RECIPE)
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Commands:
+    """Commands on hosts, ended when the test is."""
+
+    def __init__(self, hosts, folder):
+        self._hosts = hosts
+        self._folder = folder
+        self._children = []
+
+    def start(self, host, *argv, verb="train", rendezvous=None, nodes=2):
+        """Start a command on a host."""
+        rendezvous = rendezvous or f"{self._hosts.address(0)}:{PORT}"
+        words = ["-m", "phalanx", verb, "--nodes", nodes, "--rendezvous", rendezvous, *argv]
+        log = self._folder / f"said-{len(self._children)}"
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                self._hosts.argv(host, sys.executable, *words),
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        child.said = log.read_text
+        self._children.append(child)
+        return child
+
+    def close(self):
+        for child in self._children:
+            child.kill()
+            child.wait()
+
+    @property
+    def said(self):
+        return "\n".join(child.said() for child in self._children)
+
+
+@pytest.fixture
+def commands(hosts, folder):
+    made = Commands(hosts, folder)
+    yield made
+    made.close()
+
+
+def wait_for(is_done, commands):
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_done():
+        assert time.monotonic() < deadline, commands.said
+        time.sleep(0.1)
+
+
+def steps(run):
+    if not run.events.is_dir():
+        return []
+    return [event.data["step"] for event in read_events(run.events) if event.kind == "step"]
+
+
+def pid_of(run, rank):
+    """The newest process of a rank."""
+    found = [e for e in read_events(run.events) if e.kind == "start" and e.data["rank"] == rank]
+    return found[-1].data["pid"]
+
+
+def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, commands):
+    held = folder / "held"
+    held.touch()  # slow enough for all that follows
+    run = RunDirectory(folder / "runs" / "two")
+    both = [commands.start(host, "job.yaml", "--name", "two") for host in (1, 0)]
+    wait_for(lambda: len(steps(run)) >= 3, commands)
+    third = commands.start(1, "job.yaml", "--name", "two")
+    os.kill(pid_of(run, 1), signal.SIGKILL)
+    wait_for(lambda: "attempt 2" in both[0].said() and steps(run)[-1] >= 5, commands)
+    assert third.wait(DEADLINE_S) == ExitCode.USAGE
+    assert "is one too many: 2 of 2 nodes are there already" in third.said()
+    both[0].send_signal(signal.SIGINT)  # on the host that leads nothing
+    assert [child.wait(DEADLINE_S) for child in both] == [ExitCode.STOPPED] * 2, commands.said
+    assert outcomes(run)[-1]["status"] == "stopped"
+    stopped_at = outcomes(run)[-1]["step"]
+    assert (run.checkpoints / f"checkpoint-{stopped_at}").is_dir()
+    assert "rank 1 was killed by SIGKILL; the ranks start again" in both[1].said()
+    assert f"node 1: node2, {hosts.address(1)} on eth0" in both[1].said()
+    assert "rank 1: cpu on node2" in both[1].said()
+
+    held.unlink()
+    both = [commands.start(host, "--resume", "runs/two") for host in (0, 1)]
+    whole = [sys.executable, "-m", "phalanx", "train", "job.yaml", "--cpu", "2", "--name", "whole"]
+    subprocess.run(whole, check=True, capture_output=True, timeout=DEADLINE_S)
+    assert [child.wait(DEADLINE_S) for child in both] == [0, 0], commands.said
+    assert f"continues at step {stopped_at}" in both[0].said()
+    assert_same_bits(run, RunDirectory(folder / "runs" / "whole"))
+    assert not list((folder / "runs").glob(".meeting-*"))
+
+
+def test_a_cut_cable_ends_the_run_on_both_sides(hosts, folder, commands):
+    (folder / "held").touch()
+    run = RunDirectory(folder / "runs" / "cut")
+    both = [commands.start(host, "job.yaml", "--name", "cut") for host in (0, 1)]
+    wait_for(lambda: len(steps(run)) >= 3, commands)
+    pids = [pid_of(run, rank) for rank in (0, 1)]
+    hosts.cut(1)
+    assert [child.wait(DEADLINE_S) for child in both] == [ExitCode.FAILED] * 2, commands.said
+    assert f"error[node-lost]: node 1 (node2, {hosts.address(1)})" in both[0].said()
+    assert f"error[node-lost]: node 0 (node1, {hosts.address(0)})" in both[1].said()
+    assert outcomes(run)[-1]["status"] == "failed"
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_is_wrong_when_nodes_meet_is_said_at_once(hosts, folder, commands):
+    here = hosts.address(0)
+    first = commands.start(0, "job.yaml", "--dry-run")
+    wait_for(lambda: "waits at" in first.said(), commands)
+    with socket.socket() as stranger:
+        stranger.settimeout(5)
+        stranger.connect((here, PORT))  # from outside, and it says nothing of use
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        wrong = {
+            "rendezvous-differs": commands.start(1, "job.yaml", rendezvous=f"{here}:{PORT + 1}"),
+            "rendezvous-loopback": commands.start(0, "job.yaml", rendezvous="own-node1:29500"),
+            "rendezvous-elsewhere": commands.start(1, "job.yaml", "--node-rank", 0),
+            "rendezvous-port": commands.start(0, "job.yaml"),
+            "output-not-shared": commands.start(1, "job.yaml", "--output", "other"),
+            "nodes-differ": commands.start(1, "job.yaml", "optimizer.lr=0.5"),
+            "nodes-asked": commands.start(1, "job.yaml", "--node-rank", 2),
+        }
+        for slug, child in wrong.items():
+            assert child.wait(DEADLINE_S) == ExitCode.USAGE, commands.said
+            assert f"error[{slug}]" in child.said()
+    differ = wrong["nodes-differ"].said()
+    assert "job.optimizer.lr is " in differ
+    assert f"on node 0 (node1, {here}) and 0.5 on a node (node2" in differ
+    assert f"looks for node 0 at port {PORT + 1}, and it waits at port {PORT}" in (
+        wrong["rendezvous-differs"].said()
+    )
+    second = commands.start(1, "job.yaml", "--dry-run")
+    assert [child.wait(DEADLINE_S) for child in (first, second)] == [0, 0], commands.said
+    assert "ranks" in first.said()
+    assert "devices.cpu = 1 on each of 2 nodes" in first.said()
+    assert not (folder / "runs" / "latest").exists()
+
+
+def test_nodes_that_do_not_come_are_named(hosts, folder, commands):
+    first = commands.start(0, "job.yaml", "--meeting-timeout", 1)
+    second = commands.start(1, "job.yaml", "--meeting-timeout", 1, rendezvous="node1:1")
+    assert first.wait(DEADLINE_S) == ExitCode.USAGE
+    assert "error[nodes-missing]: 1 of 2 nodes are here after 1 s" in first.said()
+    assert "phalanx train --nodes 2 --node-rank 1 --rendezvous" in first.said()
+    assert second.wait(DEADLINE_S) == ExitCode.USAGE
+    assert "error[nodes-missing]" in second.said() or "rendezvous-differs" in second.said()
