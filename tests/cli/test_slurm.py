@@ -137,6 +137,36 @@ def test_the_command_line_of_train_is_kept(tmp_path, monkeypatch):
     assert "error[slurm-missing]" in err
 
 
+def test_several_nodes_meet_at_the_first_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, out, err = run_cli("slurm", "digits", "--nodes", "2", "--cpu", "1", "--print")
+    assert code == 0, err
+    for line in (
+        "#SBATCH --nodes=2",
+        'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "port=$((20000 + SLURM_JOB_ID % 10000))",
+        'words=(--nodes="$SLURM_NNODES" --rendezvous="$host:$port" "${words[@]}")',
+        "srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \\",
+    ):
+        assert line in out.splitlines()
+    words = [line for line in out.splitlines() if line and line[0].isalpha()]
+    known = (
+        "name=",
+        "run=",
+        "if ",
+        "else",
+        "fi",
+        "host=",
+        "port=",
+        "words=",
+        "signals=",
+        "pass_on()",
+    )
+    known += ("trap ", "export ", "srun ", "step=", "while ", "done", "restarts=", "exit ")
+    assert [line for line in words if not line.startswith(known)] == []
+
+
 def test_what_is_wrong_without_asking_slurm_is_said_together(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary_canary")
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")

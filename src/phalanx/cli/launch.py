@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.nodes import (
+    MEETING_S,
+    NodeRankOption,
+    NodesOption,
+    RendezvousOption,
+    TimeoutOption,
+)
+
 if TYPE_CHECKING:
     from phalanx.launch.script import PreparedScript
 
@@ -83,6 +91,10 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, show what would be run, then stop.")
     ] = False,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = None,
+    rendezvous: RendezvousOption = None,
+    meeting_timeout: TimeoutOption = MEETING_S,
 ) -> int:
     """Run an unmodified training script on every GPU, or on the devices you name.
 
@@ -95,10 +107,13 @@ def launch(
     from phalanx.cli import console
     from phalanx.cli.options import parse_gpus
     from phalanx.cli.script_view import run_script
+    from phalanx.launch.meeting import parse_rendezvous
     from phalanx.launch.script import RESULTS, ScriptRequest, prepare_script
 
+    asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
     prepared = prepare_script(
         ScriptRequest(
+            nodes=nodes,
             script=script[0],
             arguments=script[1:],
             is_module=module,
@@ -120,6 +135,10 @@ def launch(
     if dry_run:
         _show_plan(prepared)
         return 0
+    if asked is not None:
+        from phalanx.cli.nodes import launch_on_nodes
+
+        return launch_on_nodes(asked, prepared, is_quiet=quiet)
     return run_script(prepared, is_quiet=quiet).exit_code
 
 
@@ -132,7 +151,7 @@ def _show_plan(prepared: PreparedScript) -> None:
     rows = [("command", shlex.join(hide_secrets(prepared.argv)))]
     if prepared.resume_words:
         rows.append(("resumes with", shlex.join(hide_secrets(prepared.resume_words))))
-    rows.append(("ranks", f"{prepared.ranks} over {prepared.backend}, as a rule"))
+    rows.append(("ranks", f"{prepared.world} over {prepared.backend}, as a rule"))
     rows += [(f"rank {rank}", device) for rank, device in enumerate(prepared.devices)]
     rows += [("sets", f"{name}={value}") for name, value in sorted(prepared.variables.items())]
     console.table(rows)

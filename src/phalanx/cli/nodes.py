@@ -9,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from phalanx.errors import Finding
     from phalanx.launch.meeting_terms import Met, NodesAsked
+    from phalanx.launch.script import PreparedScript
     from phalanx.machine.network import Setting
 
 NodesOption = Annotated[
@@ -120,7 +121,7 @@ def _follow(met: Met, settings: list[Setting], output: Any) -> int:
     from phalanx.errors import ExitCode
     from phalanx.launch.compile_cache import early_variables
     from phalanx.launch.launcher import Launcher, LauncherError
-    from phalanx.launch.node_follower import NodeFollower
+    from phalanx.launch.node_follower import TrainFollower
     from phalanx.launch.torch_memory import remembering_torch
     from phalanx.machine import cannot_train, probe_machine
 
@@ -137,11 +138,38 @@ def _follow(met: Met, settings: list[Setting], output: Any) -> int:
                 console.show_findings(unfit)
                 return code
             met.links[0].send({"machine": machine.to_json()})
-            code, findings, words = NodeFollower(met, launcher, settings, tell).run()
+            code, findings, words = TrainFollower(met, launcher, settings, tell).run()
     finally:
         met.close()
     show_decided(findings, words)
     return code
+
+
+def launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
+    """Meet the other nodes, then lead them or follow node 0 with a script of the user's own."""
+    from pathlib import Path
+
+    from phalanx.cli.script_view import ScriptView, run_script
+    from phalanx.launch.joining import join_nodes, script_facts
+    from phalanx.launch.nodes import Nodes
+    from phalanx.launch.script_nodes import ScriptFollower, with_network
+
+    met, settings = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
+    prepared = with_network(prepared, settings)
+    if met.rank > 0:
+        view = ScriptView(prepared, Path(), is_quiet=is_quiet)
+        try:
+            code, findings, words = ScriptFollower(
+                met, prepared, on_line=view.line, tell=tell
+            ).run()
+        finally:
+            met.close()
+        show_decided(findings, words)
+        return code
+    with Nodes(met, settings) as nodes:
+        result = run_script(prepared, is_quiet=is_quiet, nodes=nodes)
+        nodes.tell_end(result.status, result.exit_code, result.reason, result.findings)
+    return result.exit_code
 
 
 def show_decided(findings: list[Finding], words: str) -> None:

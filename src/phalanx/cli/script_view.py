@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.cli import console
 from phalanx.errors import Finding, format_seconds
+from phalanx.launch.nodes import Nodes
 from phalanx.launch.script import PreparedScript, open_script_run
 from phalanx.launch.script_supervisor import ScriptSupervisor
 from phalanx.run.events import Event
@@ -37,12 +38,16 @@ class ScriptResult:
     findings: list[Finding] = field(default_factory=list)
 
 
-def run_script(prepared: PreparedScript, *, is_quiet: bool = False) -> ScriptResult:
+def run_script(
+    prepared: PreparedScript, *, is_quiet: bool = False, nodes: Nodes | None = None
+) -> ScriptResult:
     """Open the run directory, run the script to its end, and show it on the way."""
     began_s = time.monotonic()
     with open_script_run(prepared) as run:
-        view = _View(prepared, console.short_path(run.logs), is_quiet=is_quiet)
-        outcome = ScriptSupervisor(run, prepared, on_line=view.line, on_event=view.take).run()
+        view = ScriptView(prepared, console.short_path(run.logs), is_quiet=is_quiet)
+        outcome = ScriptSupervisor(
+            run, prepared, on_line=view.line, on_event=view.take, nodes=nodes
+        ).run()
     result = ScriptResult(
         status=outcome.status,
         exit_code=outcome.exit_code,
@@ -74,7 +79,7 @@ def _say(text: str) -> None:
     console.stderr().print(text, markup=False)
 
 
-class _View:
+class ScriptView:
     """Shows lines and events of one launched script."""
 
     def __init__(self, prepared: PreparedScript, logs: Path, *, is_quiet: bool) -> None:
@@ -96,7 +101,7 @@ class _View:
             if now - self._last_bar_s < _BAR_EVERY_S:
                 return
             self._last_bar_s = now
-        is_named = self._prepared.ranks > 1 and not self._is_quiet
+        is_named = self._prepared.world > 1 and not self._is_quiet
         self._has_bar = is_update
         console.pass_on(f"[rank {rank}] {text}" if is_named else text, is_update=is_update)
 
@@ -121,10 +126,10 @@ class _View:
 
     def _show_start(self, attempt: int) -> None:
         prepared = self._prepared
-        over = f", {prepared.backend} as a rule" if prepared.ranks > 1 else ""
+        over = f", {prepared.backend} as a rule" if prepared.world > 1 else ""
         again = f", attempt {attempt + 1}" if attempt else ""
-        _say(f"world size {prepared.ranks}{over}{again}")
-        for rank in range(prepared.ranks):
+        _say(f"world size {prepared.world}{over}{again}")
+        for rank in range(prepared.world):
             start = self._starts[rank]
             _say(f"  rank {rank}: {start['device']}, pid {start['pid']}")
         _say(f"  logs: {self._logs}/rank-N.log")

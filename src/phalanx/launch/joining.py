@@ -14,6 +14,7 @@ from phalanx.launch.meeting import meet
 from phalanx.launch.meeting_terms import Met, NodesAsked
 from phalanx.launch.nodes import describe_member
 from phalanx.launch.preflight import check_pairs
+from phalanx.launch.script import PreparedScript, hide_secrets
 from phalanx.machine.gpus import may_have_cuda
 from phalanx.machine.network import Setting, network_settings
 from phalanx.recipe.load import recipe_fingerprint
@@ -45,6 +46,18 @@ def job_facts(job: Job) -> dict[str, Any]:
     """What of a job must be the same on all nodes. Where runs are written is proved otherwise."""
     record = job.model_dump(mode="json", exclude={"output"})
     return {"command": "train", "job": record, "recipe sources": recipe_fingerprint(job.recipe)}
+
+
+def script_facts(prepared: PreparedScript) -> dict[str, Any]:
+    """What of a launched script must be the same on all nodes; values of secrets are not shown."""
+    return {
+        "command": "launch",
+        "script and arguments": hide_secrets(prepared.argv[1:]),
+        "--resume-with": hide_secrets(prepared.resume_words),
+        "--max-restarts": prepared.request.max_restarts,
+        "ranks per node": prepared.ranks,
+        "device": "cpu" if prepared.is_cpu else "gpu",
+    }
 
 
 def _versions() -> dict[str, str | None]:

@@ -61,6 +61,7 @@ class ScriptRequest(DevicesAsked):
     gradient_accumulation: int | None = None
     deepspeed: Path | None = None
     results: str = RESULTS
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class PreparedScript:
     argv: list[str]
     resume_words: list[str]
     ranks: int
+    """On this node, and on every other."""
     is_cpu: bool
     devices: list[str]
     """Where each rank computes, if it takes the device of its LOCAL_RANK as scripts do."""
@@ -81,9 +83,14 @@ class PreparedScript:
     """Warnings and notes; errors were raised."""
 
     @property
+    def world(self) -> int:
+        """Ranks on all nodes."""
+        return self.ranks * self.request.nodes
+
+    @property
     def backend(self) -> str:
         """How ranks of scripts talk on such devices, as a rule."""
-        return "none" if self.ranks == 1 else "gloo" if self.is_cpu else "nccl"
+        return "none" if self.world == 1 else "gloo" if self.is_cpu else "nccl"
 
     def argv_of(self, attempt: int) -> list[str]:
         """The command of an attempt; from the second on it is told to resume."""
@@ -98,7 +105,8 @@ class PreparedScript:
             "command": hide_secrets(self.argv),
             "resume_with": hide_secrets(self.resume_words),
             "folder": str(Path.cwd()),
-            "ranks": self.ranks,
+            "ranks": self.world,
+            "nodes": self.request.nodes,
             "devices": self.devices,
             "backend": self.backend,
             "max_restarts": self.request.max_restarts,
@@ -113,7 +121,7 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
     findings: list[Finding] = []
     given = AccelerateFile()
     if request.accelerate_config is not None:
-        given, found = read_accelerate(request.accelerate_config)
+        given, found = read_accelerate(request.accelerate_config, request.nodes)
         findings += found
     if request.deepspeed is not None:
         findings += read_deepspeed(request.deepspeed)

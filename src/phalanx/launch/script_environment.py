@@ -63,27 +63,34 @@ class Place:
     """Where the ranks of an attempt are and meet."""
 
     ranks: int
+    """On this node, and on every other."""
     run_id: str
     restarts: int
     max_restarts: int
     port: int
+    address: str = "127.0.0.1"
+    """Of the node that rank 0 is on."""
+    node: int = 0
+    nodes: int = 1
 
 
-def torchrun_variables(place: Place, rank: int) -> dict[str, str]:
-    """All that torchrun sets on one node, and NODE_RANK, which Lightning reads. The store is rank
-    0's: there is no torch in this process to hold it."""
+def torchrun_variables(place: Place, local_rank: int) -> dict[str, str]:
+    """All that torchrun sets, and NODE_RANK, which Lightning reads. The store is rank 0's: there is
+    no torch in this process to hold it."""
+    rank = str(place.node * place.ranks + local_rank)
+    world = str(place.nodes * place.ranks)
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(place.ranks),
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": world,
         "LOCAL_WORLD_SIZE": str(place.ranks),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "NODE_RANK": "0",
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(place.nodes),
+        "NODE_RANK": str(place.node),
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(place.ranks),
-        "MASTER_ADDR": "127.0.0.1",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
         "TORCHELASTIC_RUN_ID": place.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(place.restarts),
@@ -121,12 +128,13 @@ def _visible(gpus: list[int]) -> str:
     return ",".join(names[i] if names and i < len(names) else str(i) for i in gpus)
 
 
-def hold_port() -> socket.socket:
-    """A free port of loopback. The socket is kept open and does not listen: nobody else is given
-    the port, and rank 0 may still listen there, as both allow its reuse."""
-    held = socket.socket()
+def hold_port(address: str = "127.0.0.1") -> socket.socket:
+    """A free port of an address, loopback's on one node. The socket is kept open and does not
+    listen: nobody else is given the port, and rank 0 may still listen there, as both allow its
+    reuse."""
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind((address, 0))
     return held
 
 
@@ -155,15 +163,16 @@ def read_deepspeed(path: Path) -> list[Finding]:
     return [] if is_object else [_unreadable("--deepspeed", path, "it holds no JSON object")]
 
 
-def read_accelerate(path: Path) -> tuple[AccelerateFile, list[Finding]]:
-    """An accelerate_config.yaml as variables, with all that is wrong with it."""
+def read_accelerate(path: Path, nodes: int = 1) -> tuple[AccelerateFile, list[Finding]]:
+    """An accelerate_config.yaml as variables, with all that is wrong with it. Its processes are
+    those of all nodes; what is returned are those of one."""
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         return AccelerateFile(), [_unreadable("--accelerate-config", path, str(error))]
     if not isinstance(record, dict):
         return AccelerateFile(), [_unreadable("--accelerate-config", path, "it holds no mapping")]
-    findings = [*_check_accelerate(path, record)]
+    findings = [*_check_accelerate(path, record, nodes)]
     precision = _precision(record)
     variables = {} if precision is None else {"ACCELERATE_MIXED_PRECISION": precision}
     variables |= _named(record.get("dynamo_config"), _DYNAMO_NAMES)
@@ -187,7 +196,7 @@ def read_accelerate(path: Path) -> tuple[AccelerateFile, list[Finding]]:
     return (
         AccelerateFile(
             variables=variables,
-            num_processes=count if isinstance(count, int) else None,
+            num_processes=count // nodes if isinstance(count, int) else None,
             gpu_ids=None if gpu_ids in (None, "all") else str(gpu_ids),
             is_cpu=bool(record.get("use_cpu")) or kind == "MULTI_CPU",
         ),
@@ -195,17 +204,28 @@ def read_accelerate(path: Path) -> tuple[AccelerateFile, list[Finding]]:
     )
 
 
-def _check_accelerate(path: Path, record: Mapping[Any, Any]) -> list[Finding]:
+def _check_accelerate(path: Path, record: Mapping[Any, Any], nodes: int) -> list[Finding]:
     findings = []
-    machines = record.get("num_machines", 1)
-    if machines not in (None, 1):
+    machines = record.get("num_machines", nodes)
+    if machines not in (None, nodes):
         findings.append(
             Finding(
                 slug="launch-several-nodes",
-                what=f"`{path}` asks for {machines} machines, ranks are started on 1",
-                why=f"num_machines: {machines} in that file; `launch` starts ranks on the machine "
-                "at hand only",
-                fix="num_machines: 1",
+                what=f"`{path}` asks for {machines} machines, ranks are started on {nodes}",
+                why=f"num_machines: {machines} in that file; "
+                + (f"--nodes {nodes}" if nodes > 1 else "--nodes was not given, which is 1"),
+                fix=f"num_machines: {nodes} in the file, or on every node --nodes {machines} "
+                "--rendezvous HOST:29500",
+            )
+        )
+    count = record.get("num_processes")
+    if isinstance(count, int) and count % nodes:
+        findings.append(
+            Finding(
+                slug="launch-ranks",
+                what=f"{count} processes cannot be shared by {nodes} nodes",
+                why=f"num_processes: {count} in `{path}`, which counts all nodes; --nodes {nodes}",
+                fix=f"num_processes: {nodes * max(1, count // nodes)} in the file",
             )
         )
     precision = _precision(record)

@@ -16,6 +16,7 @@ from pathlib import Path
 from signal import Signals
 from typing import IO, cast
 
+from phalanx.errors import Finding
 from phalanx.launch.agent import RankDeath
 from phalanx.run.directory import RunDirectory
 
@@ -33,27 +34,40 @@ class ScriptRanks:
     """Starts the ranks, hands on what they print, passes signals on and says how they ended."""
 
     def __init__(
-        self, run: RunDirectory, argv: list[str], environments: list[dict[str, str]], attempt: int
+        self,
+        run: RunDirectory,
+        argv: list[str],
+        environments: list[dict[str, str]],
+        attempt: int,
+        *,
+        first: int = 0,
     ) -> None:
+        """`first`: the number of the first rank here; those of other nodes come before it."""
         self._run = run
+        self._first = first
         self._argv = argv
         self._environments = environments
         self._attempt = attempt
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._outputs: dict[int, _Output] = {}
         self._selector = selectors.DefaultSelector()
         self._codes: dict[int, int] = {}
         self._deadline: float | None = None
         self._is_asked = False
+        self._is_ending = False
         self.deaths: list[RankDeath] = []
         """Ranks that did not end in order, in the order in which they were seen to be gone."""
+        self.asked: list[Signals] = []
+        """Signals that other nodes were asked to stop with: there is none."""
+        self.lost: Finding | None = None
+        """A node that is gone: there is none."""
 
     def start(self) -> list[int]:
         """Start all ranks; returns their process ids. From the thread that stays until the end:
         Linux ends the ranks with it."""
         stub = [*_ALONE, str(Path(__file__).with_name("rank_process.py"))]
-        for rank, environment in enumerate(self._environments):
+        for rank, environment in enumerate(self._environments, self._first):
             child = subprocess.Popen(
                 [*stub, str(os.getpid()), *self._argv],
                 env=environment,
@@ -63,7 +77,7 @@ class ScriptRanks:
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C in a terminal is the command's to answer
             )
-            self._children.append(child)
+            self._children[rank] = child
             assert child.stdout is not None
             os.set_blocking(child.stdout.fileno(), False)
             log = self._run.log_file(rank)
@@ -78,7 +92,7 @@ class ScriptRanks:
 
     @property
     def pids(self) -> list[int]:
-        return [child.pid for child in self._children]
+        return [child.pid for child in self._children.values()]
 
     def follow(self, take: TakeLine, timeout_s: float) -> bool:
         """Hand on what was printed meanwhile; False once all ranks are gone."""
@@ -104,13 +118,17 @@ class ScriptRanks:
         self._is_asked = True
         self._send(number)
 
+    def end(self) -> None:
+        """End all ranks: one of another node has died."""
+        self._is_ending = True
+
     def last_lines(self, rank: int) -> list[str]:
         return list(self._outputs[rank].lines)
 
     def close(self) -> None:
         """End what still runs, at once."""
         self._send(signal.SIGKILL)
-        for child in self._children:
+        for child in self._children.values():
             child.wait()
         if self._guard is not None:
             self._guard.kill()  # before its pipe ends
@@ -120,7 +138,7 @@ class ScriptRanks:
 
     def _send(self, number: Signals) -> None:
         """Only to those not yet waited for: their numbers are nobody else's."""
-        for rank, child in enumerate(self._children):
+        for rank, child in self._children.items():
             if rank not in self._codes:
                 with suppress(ProcessLookupError):
                     if number == signal.SIGKILL:
@@ -130,7 +148,7 @@ class ScriptRanks:
 
     def _reap(self) -> None:
         gone = []
-        for rank, child in enumerate(self._children):
+        for rank, child in self._children.items():
             if rank not in self._codes and (code := child.poll()) is not None:
                 self._codes[rank] = code
                 if code:
@@ -150,7 +168,7 @@ class ScriptRanks:
 
     def _end_peers(self) -> None:
         """A group that lacks a rank cannot go on."""
-        if not self.deaths and not (self._is_asked and self._codes):
+        if not (self.deaths or self._is_ending) and not (self._is_asked and self._codes):
             return
         now = time.monotonic()
         if self._deadline is None:

@@ -20,13 +20,17 @@ from types import FrameType
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, kill_reason
 from phalanx.launch.joined import judge_ranks
+from phalanx.launch.nodes import Nodes
 from phalanx.launch.script import PreparedScript
 from phalanx.launch.script_environment import Place, hold_port, torchrun_variables
 from phalanx.launch.script_events import ScriptEvents
+from phalanx.launch.script_nodes import NodesScriptRanks
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
 from phalanx.run.sinks import CsvSink
+
+AnyRanks = ScriptRanks | NodesScriptRanks
 
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
@@ -59,9 +63,11 @@ class ScriptSupervisor:
         *,
         on_line: TakeLine,
         on_event: Callable[[Event], None],
+        nodes: Nodes | None = None,
     ) -> None:
         self._run = run
         self._prepared = prepared
+        self._nodes = nodes
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
@@ -84,7 +90,7 @@ class ScriptSupervisor:
             began_s = time.monotonic()
             ranks, read = self._attempt(restarts, events)
             step = read.step if read.step is not None else step
-            if not ranks.deaths or self._asked:
+            if not ranks.deaths or self._asked or ranks.lost is not None:
                 return self._end(events, self._judge(ranks, step, restarts))
             barren = 0 if read.has_progress or time.monotonic() - began_s > _LONG_S else barren + 1
             outcome = self._judge(ranks, step, restarts)
@@ -95,23 +101,22 @@ class ScriptSupervisor:
             restarts += 1
             self._write_findings(events, [*outcome.findings, self._restarted(outcome, restarts)])
 
-    def _attempt(self, attempt: int, events: EventWriter) -> tuple[ScriptRanks, ScriptEvents]:
+    def _attempt(self, attempt: int, events: EventWriter) -> tuple[AnyRanks, ScriptEvents]:
         prepared = self._prepared
-        self._tell(events, "attempt", ranks=prepared.ranks)
+        self._tell(events, "attempt", ranks=prepared.world)
         read = ScriptEvents(events, prepared.request.results, self._run.path)
-        with hold_port() as port:
+        address = self._nodes.members[0].address if self._nodes is not None else "127.0.0.1"
+        with hold_port(address) as port:
             place = Place(
                 ranks=prepared.ranks,
                 run_id=self._run.name,
                 restarts=attempt,
                 max_restarts=prepared.request.max_restarts,
                 port=port.getsockname()[1],
+                address=address,
+                nodes=prepared.request.nodes,
             )
-            environments = [
-                {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
-                for rank in range(prepared.ranks)
-            ]
-            ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
+            ranks = self._make_ranks(place, attempt)
             try:
                 self._start(ranks, events)
                 self._follow(ranks, read, events)
@@ -119,22 +124,37 @@ class ScriptSupervisor:
                 ranks.close()
         return ranks, read
 
-    def _start(self, ranks: ScriptRanks, events: EventWriter) -> None:
-        for rank, pid in enumerate(ranks.start()):
+    def _make_ranks(self, place: Place, attempt: int) -> AnyRanks:
+        prepared = self._prepared
+        environments = [
+            {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
+            for rank in range(prepared.ranks)
+        ]
+        ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
+        if self._nodes is None:
+            return ranks
+        return NodesScriptRanks(ranks, self._nodes.links, self._run, place, prepared.devices)
+
+    def _start(self, ranks: AnyRanks, events: EventWriter) -> None:
+        pids = ranks.start()
+        devices = self._prepared.devices
+        if isinstance(ranks, NodesScriptRanks):
+            devices = ranks.devices
+        for rank, pid in enumerate(pids):
             self._tell(
                 events,
                 "start",
                 rank=rank,
-                world=self._prepared.ranks,
+                world=self._prepared.world,
                 pid=pid,
-                device=self._prepared.devices[rank],
+                device=devices[rank],
                 backend=self._prepared.backend,
                 step=None,
                 resumed_from=None,
                 source="launch",
             )
 
-    def _follow(self, ranks: ScriptRanks, read: ScriptEvents, events: EventWriter) -> None:
+    def _follow(self, ranks: AnyRanks, read: ScriptEvents, events: EventWriter) -> None:
         """Pass output on until the ranks are gone."""
         forwarded = 0
         is_judged = False
@@ -149,6 +169,7 @@ class ScriptSupervisor:
                 is_judged = True
                 found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
                 self._write_findings(events, found)
+            self._asked += ranks.asked[len(self._asked) :]
             if len(self._asked) > forwarded:
                 number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
                 forwarded = len(self._asked)
@@ -160,10 +181,13 @@ class ScriptSupervisor:
                 self._tell(events, "stop", reason=said)
         self._pass_on(read.end())
 
-    def _judge(self, ranks: ScriptRanks, step: int | None, restarts: int) -> ScriptOutcome:
+    def _judge(self, ranks: AnyRanks, step: int | None, restarts: int) -> ScriptOutcome:
         if len(self._asked) > 1:
             reason = "interrupted by a second signal"
             return ScriptOutcome("stopped", int(ExitCode.INTERRUPTED), reason, step, restarts)
+        if ranks.lost is not None:
+            code, what = int(ExitCode.FAILED), ranks.lost.what
+            return ScriptOutcome("failed", code, what, step, restarts, [ranks.lost])
         if not ranks.deaths:
             status = "stopped" if self._asked else "finished"
             return ScriptOutcome(status, 0, status, step, restarts)

@@ -16,8 +16,8 @@ srun --nodes=1 --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
 
 SEVERAL_NODES = """\
 # One task per node, which starts a rank per GPU itself. USR1 before they listen is ignored: it
-comes # again. The nodes end each other; Slurm would take the exit code of the first one for a
-crash. srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 --wait=0 \\
+# comes again. The nodes end each other; Slurm would kill the rest when the first one has ended.
+srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 --wait=0 \\
   bash -c 'trap "" USR1; exec "$0" -m phalanx train --node-rank="$SLURM_NODEID" "$@"' \\
   {python} "${{words[@]}}" &
 """
