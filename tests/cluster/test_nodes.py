@@ -45,6 +45,7 @@ checkpoint: {every: 2 steps}
 evaluate: {every: null}
 logging: {every: 1, tensorboard: false}
 """
+SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
 PORT = 29500
 DEADLINE_S = 240
 
@@ -203,3 +204,19 @@ def test_nodes_that_do_not_come_are_named(hosts, folder, commands):
     assert "phalanx train --nodes 2 --node-rank 1 --rendezvous" in first.said()
     assert second.wait(DEADLINE_S) == ExitCode.USAGE
     assert "error[nodes-missing]" in second.said() or "rendezvous-differs" in second.said()
+
+
+def test_a_script_of_the_users_own_on_two_hosts_is_restarted_and_resumes(hosts, folder, commands):
+    script = [SCRIPTS / "ddp.py", "--steps", 12, "--sleep", 0.2]
+    argv = ["--cpu", 1, "--name", "own", "--resume-with", "--resume yes", *script]
+    run = RunDirectory(folder / "runs" / "own")
+    both = [commands.start(host, *argv, verb="launch") for host in (0, 1)]
+    wait_for(lambda: len(steps(run)) >= 3, commands)
+    os.kill(pid_of(run, 1), signal.SIGKILL)
+    assert [child.wait(DEADLINE_S) for child in both] == [0, 0], commands.said
+    assert "rank 1 was killed by SIGKILL" in both[0].said()
+    assert "[rank 0] resumed from step" in both[0].said()
+    assert "rank 1: cpu on node2" in both[0].said()
+    assert both[1].said().count("[rank 1] rank 1 of world size 2") == 2
+    assert run.log_file(1).read_text().count("--- attempt") == 2
+    assert steps(run)[-1] == 12

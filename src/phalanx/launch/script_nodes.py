@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from signal import SIGKILL, Signals
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from phalanx.errors import Finding
@@ -21,12 +21,13 @@ from phalanx.launch.node_link import NodeLink
 from phalanx.launch.preflight import wait_for
 from phalanx.launch.script import PreparedScript
 from phalanx.launch.script_environment import Place, torchrun_variables
-from phalanx.launch.script_ranks import ScriptRanks, TakeLine
+from phalanx.launch.script_ranks import ScriptRanks, TakeLine, is_echo
 from phalanx.machine.network import Setting
 from phalanx.run.directory import RunDirectory
 
 _SENT_LINES = 60  # of a rank that died, for a traceback
 _END_S = 5.0
+_OURS = (-SIGTERM, -SIGKILL)  # what ranks are ended with when another has died
 
 
 class NodesScriptRanks:
@@ -46,6 +47,7 @@ class NodesScriptRanks:
         self._over: set[int] = set()
         self._lines: dict[int, list[str]] = {}
         self._deaths: list[RankDeath] = []
+        self._ended: set[int] = set()
         self._is_local_over = False
         self._ending_since: float | None = None
         self.devices = devices
@@ -60,9 +62,12 @@ class NodesScriptRanks:
 
     @property
     def deaths(self) -> list[RankDeath]:
-        """In the order in which they were seen to be gone."""
-        mine = [death for death in self._local.deaths if death not in self._deaths]
-        return [*self._deaths, *mine]
+        """The cause first. News of other nodes come later than what is seen here, so the order in
+        which ranks were seen to be gone does not say which that is."""
+        return sorted(self._deaths, key=self._is_effect)
+
+    def _is_effect(self, death: RankDeath) -> bool:
+        return death.rank in self._ended or is_echo(self.last_lines(death.rank))
 
     def start(self) -> list[int]:
         """Start all ranks; returns their process ids, each on its own node."""
@@ -81,7 +86,7 @@ class NodesScriptRanks:
             time.sleep(timeout_s)
         else:
             self._is_local_over = not self._local.follow(take, timeout_s)
-        self._deaths = self.deaths
+        self._take([death for death in self._local.deaths if death not in self._deaths])
         for rank, link in self._links.items():
             self._listen(rank, link)
         if self._deaths or self.lost is not None:
@@ -106,14 +111,19 @@ class NodesScriptRanks:
         while (record := link.receive(0)) is not None:
             if record.get("over") == self._order["restarts"]:
                 self._over.add(rank)
-                self._deaths += [RankDeath(number, code) for number, code in record["deaths"]]
                 self._lines |= {int(number): lines for number, lines in record["lines"].items()}
+                self._take([RankDeath(number, code) for number, code in record["deaths"]])
             elif "asked" in record:
                 missing = record["asked"] - len(self.asked)
                 self.asked += [Signals(record["number"])] * max(0, missing)
         if link.is_over and rank not in self._over:
             self._over.add(rank)
             self.lost = self.lost or say.node_lost(link.name, str(link.lost))
+
+    def _take(self, deaths: list[RankDeath]) -> None:
+        if self._ending_since is not None:
+            self._ended |= {death.rank for death in deaths if death.exit_code in _OURS}
+        self._deaths += deaths
 
     def _end_all(self) -> None:
         """A group that lacks a rank cannot go on. Who has lost a node is not asked twice."""

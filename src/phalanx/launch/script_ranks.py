@@ -162,9 +162,7 @@ class ScriptRanks:
         self.deaths += gone
 
     def _is_echo(self, rank: int) -> bool:
-        """Whether a rank only said that another one was gone."""
-        end = "\n".join(self.last_lines(rank)[-30:])
-        return "onnection closed by peer" in end or "onnection reset by peer" in end
+        return is_echo(self.last_lines(rank))
 
     def _end_peers(self) -> None:
         """A group that lacks a rank cannot go on."""
@@ -177,6 +175,12 @@ class ScriptRanks:
                 self._send(signal.SIGTERM)
         elif now > self._deadline:
             self._send(signal.SIGKILL)
+
+
+def is_echo(lines: list[str]) -> bool:
+    """Whether a rank that printed these last only said that another one was gone."""
+    end = "\n".join(lines[-30:])
+    return "onnection closed by peer" in end or "onnection reset by peer" in end
 
 
 class _Output:

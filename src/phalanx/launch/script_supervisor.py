@@ -36,6 +36,7 @@ _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
 _USAGE = 2  # argparse's exit code: the same words fail again
 _ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
+_TORCH_MARK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before a traceback in a group
 _FRAME_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
 
 
@@ -285,6 +286,7 @@ class ScriptSupervisor:
 
 def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
     """Which rank, how, and the last line of its traceback."""
+    lines = [_TORCH_MARK.sub("", line) for line in lines]
     error = next((x.strip() for x in reversed(lines) if _ERROR_LINE.match(x)), None)
     frame = next((found for x in reversed(lines) if (found := _FRAME_LINE.match(x))), None)
     log = run.log_file(death.rank)
