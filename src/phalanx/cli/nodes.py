@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from phalanx.errors import Finding
     from phalanx.launch.meeting_terms import Met, NodesAsked
     from phalanx.launch.script import PreparedScript
-    from phalanx.machine.network import Setting
 
 NodesOption = Annotated[
     int, typer.Option("--nodes", help="Machines that train together; the command is given on each.")
@@ -54,13 +53,12 @@ def train_on_nodes(
     from phalanx.launch.joining import job_facts, join_nodes
     from phalanx.launch.prepare import read_job
 
-    read = read_job(job, overrides, resume)
-    met, settings = join_nodes(asked, Path(read.output), job_facts(read), tell)
+    read = read_job(job, overrides, resume, nodes=asked.nodes)
+    met = join_nodes(asked, Path(read.output), job_facts(read), tell)
     if met.rank > 0:
-        return _follow(met, settings, Path(read.output))
+        return _follow(met, Path(read.output))
     return _lead(
         met,
-        settings,
         job,
         overrides,
         notes,
@@ -72,7 +70,6 @@ def train_on_nodes(
 
 def _lead(
     met: Met,
-    settings: list[Setting],
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
@@ -89,7 +86,7 @@ def _lead(
     from phalanx.launch.nodes import Nodes
     from phalanx.launch.prepare import prepare
 
-    with Launcher() as launcher, Nodes(met, settings) as nodes:
+    with Launcher() as launcher, Nodes(met) as nodes:
         with console.working("looking at the machines and the recipe"):
             prepared = prepare(
                 job,
@@ -99,6 +96,7 @@ def _lead(
                 launcher=None if dry_run else launcher,
                 is_fresh=False,
                 gather=nodes.gather,
+                nodes=nodes.count,
             )
         nodes.check(prepared.plan)
         found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
@@ -114,7 +112,7 @@ def _lead(
     return code
 
 
-def _follow(met: Met, settings: list[Setting], output: Any) -> int:
+def _follow(met: Met, output: Any) -> int:
     from contextlib import suppress
 
     from phalanx.cli import console
@@ -138,7 +136,7 @@ def _follow(met: Met, settings: list[Setting], output: Any) -> int:
                 console.show_findings(unfit)
                 return code
             met.links[0].send({"machine": machine.to_json()})
-            code, findings, words = TrainFollower(met, launcher, settings, tell).run()
+            code, findings, words = TrainFollower(met, launcher, tell).run()
     finally:
         met.close()
     show_decided(findings, words)
@@ -154,8 +152,8 @@ def launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bo
     from phalanx.launch.nodes import Nodes
     from phalanx.launch.script_nodes import ScriptFollower, with_network
 
-    met, settings = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
-    prepared = with_network(prepared, settings)
+    met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
+    prepared = with_network(prepared, met.settings)
     if met.rank > 0:
         view = ScriptView(prepared, Path(), is_quiet=is_quiet)
         try:
@@ -166,7 +164,7 @@ def launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bo
             met.close()
         show_decided(findings, words)
         return code
-    with Nodes(met, settings) as nodes:
+    with Nodes(met) as nodes:
         result = run_script(prepared, is_quiet=is_quiet, nodes=nodes)
         nodes.tell_end(result.status, result.exit_code, result.reason, result.findings)
     return result.exit_code

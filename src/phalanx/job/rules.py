@@ -18,12 +18,15 @@ from phalanx.job.paths import check_init_from, check_output, check_recipe
 from phalanx.job.values import Interval
 
 
-def check_job(loaded: LoadedJob, *, known_recipes: Collection[str]) -> list[Finding]:
-    """Every problem of a job that can be seen without its machine and without its recipe's code."""
+def check_job(
+    loaded: LoadedJob, *, known_recipes: Collection[str], nodes: int = 1
+) -> list[Finding]:
+    """Every problem of a job that can be seen without its machine and without its recipe's code.
+    Its devices are those of each of `nodes`."""
     return [
         *loaded.findings,
         *_length(loaded),
-        *_batch(loaded),
+        *_batch(loaded, nodes),
         *check_devices(loaded),
         *_optimizer(loaded),
         *_ema(loaded),
@@ -92,7 +95,7 @@ def _a_batch(loaded: LoadedJob, micro: int | None) -> str:
     return "global_batch_size: 64" if loaded.path else "--batch-size 64"
 
 
-def _batch(loaded: LoadedJob) -> Iterator[Finding]:
+def _batch(loaded: LoadedJob, nodes: int) -> Iterator[Finding]:
     job = loaded.job
     total, per_gpu = job.global_batch_size, job.batch_per_gpu
     micro, accumulation = job.micro_batch_size, job.gradient_accumulation
@@ -129,7 +132,7 @@ def _batch(loaded: LoadedJob) -> Iterator[Finding]:
         return
     if accumulation is None:
         return
-    ranks = max(0, ranks_asked(job) or 0)
+    ranks = nodes * max(0, ranks_asked(job) or 0)
     smallest = (micro or 1) * accumulation * (ranks or 1)
     is_whole = total == smallest if micro and ranks else total % smallest == 0
     if (micro and not is_whole) or smallest > total:

@@ -12,11 +12,8 @@ from typing import Any
 from phalanx.job.schema import Job
 from phalanx.launch.meeting import meet
 from phalanx.launch.meeting_terms import Met, NodesAsked
-from phalanx.launch.nodes import describe_member
 from phalanx.launch.preflight import check_pairs
 from phalanx.launch.script import PreparedScript, hide_secrets
-from phalanx.machine.gpus import may_have_cuda
-from phalanx.machine.network import Setting, network_settings
 from phalanx.recipe.load import recipe_fingerprint
 
 _PACKAGES = ("phalanx", "torch")
@@ -24,7 +21,7 @@ _PACKAGES = ("phalanx", "torch")
 
 def join_nodes(
     asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Callable[[str], None]
-) -> tuple[Met, list[Setting]]:
+) -> Met:
     """Meet the other nodes and try every pair. Raises UserError with what is wrong; the lines to
     the others are closed then."""
     met = meet(asked, output, {"versions": _versions(), **facts}, tell)
@@ -33,13 +30,13 @@ def join_nodes(
     except BaseException:
         met.close()
         raise
-    settings = network_settings(met.interface, has_cuda=may_have_cuda())
     tell(f"{len(met.members)} nodes, and every one reaches every other; this is node {met.rank}")
     for member in met.members:
-        tell(f"  {describe_member(member.to_json())}")
-    for setting in settings:
-        tell(f"  {setting}")
-    return met, settings
+        tell(f"  {member.described}")
+        if met.rank in (0, member.node_rank):
+            for setting in member.settings:
+                tell(f"    {setting}")
+    return met
 
 
 def job_facts(job: Job) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from phalanx.launch import node_findings as say
 from phalanx.launch.meeting_guest import MeetingGuest
 from phalanx.launch.meeting_host import MeetingHost
 from phalanx.launch.meeting_terms import Hello, Met, NodesAsked, Say, Terms
+from phalanx.machine.gpus import may_have_cuda
 from phalanx.machine.network import (
     choose_interface,
     host_name,
     is_loopback,
+    network_settings,
     own_addresses,
     resolve,
 )
@@ -63,6 +65,7 @@ def meet(asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Say) -> M
         here = f"{host_name()} ({', '.join(a for a in own if not is_loopback(a)) or 'no network'})"
         told = error.strerror or str(error)
         raise UserError(say.unreachable(here, address, asked.port, told, 0)) from error
+    settings = network_settings(interface, has_cuda=may_have_cuda())
     hello = Hello(
         nodes=asked.nodes,
         node_rank=0 if is_first else asked.node_rank,
@@ -70,6 +73,7 @@ def meet(asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Say) -> M
         address=interface.address,
         interface=interface.name,
         gbps=interface.gbps,
+        settings=[str(setting) for setting in settings],
         facts=facts,
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -77,7 +81,7 @@ def meet(asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Say) -> M
         asked=asked,
         address=address,
         hello=hello,
-        interface=interface,
+        settings=settings,
         output=output,
         tell=tell,
     )

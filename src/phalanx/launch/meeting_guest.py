@@ -27,7 +27,7 @@ class MeetingGuest:
         self._asked = terms.asked
         self._address = terms.address
         self._hello = terms.hello
-        self._interface = terms.interface
+        self._settings = terms.settings
         self._output = terms.output.resolve()
         self._tell = terms.tell
         self._seen: dict[Path, int] = {}
@@ -57,7 +57,7 @@ class MeetingGuest:
                 members = [Hello(**one) for one in record["members"]]
                 link.name = members[0].title
                 rank = record["welcome"]
-                return Met(rank, members, self._interface, {0: link}, link.close)
+                return Met(rank, members, self._settings, {0: link}, link.close)
             if link.is_over:
                 link.close()
                 raise UserError(say.node_lost(link.name, str(link.lost)))

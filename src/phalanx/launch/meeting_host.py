@@ -31,7 +31,7 @@ class MeetingHost:
         self._asked = asked
         self._address = address
         self._hello = terms.hello
-        self._interface = terms.interface
+        self._settings = terms.settings
         self._tell = terms.tell
         self._output = terms.output.resolve()
         self._secret = secrets.token_bytes(32)
@@ -196,7 +196,7 @@ class MeetingHost:
         table = [{**member.to_json(), "facts": {}} for member in ordered]
         for rank, link in links.items():
             link.send({"welcome": rank, "members": table})
-        return Met(0, ordered, self._interface, links, self._close)
+        return Met(0, ordered, self._settings, links, self._close)
 
     def _close(self) -> None:
         self._is_closed = True

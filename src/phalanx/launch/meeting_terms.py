@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch.node_link import NodeLink
-from phalanx.machine.network import Interface
+from phalanx.machine.network import Setting
 
 GREETING_S = 10.0
 """A peer that is one of ours answers at once; a shared folder may lag."""
@@ -44,6 +44,8 @@ class Hello:
     address: str
     interface: str
     gbps: float | None
+    settings: list[str]
+    """What its ranks are told about the network, each with its reason."""
     facts: dict[str, Any]
     """What must be the same on all nodes: versions, command, job, sources."""
 
@@ -51,6 +53,13 @@ class Hello:
     def title(self) -> str:
         number = "a node" if self.node_rank is None else f"node {self.node_rank}"
         return f"{number} ({self.host}, {self.address})"
+
+    @property
+    def described(self) -> str:
+        """By number, name, address and interface."""
+        speed = "" if self.gbps is None else f", {self.gbps:g} Gb/s"
+        where = f"{self.address} on {self.interface or 'an unnamed interface'}{speed}"
+        return f"node {self.node_rank}: {self.host}, {where}"
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -63,7 +72,7 @@ class Met:
 
     rank: int
     members: list[Hello]
-    interface: Interface
+    settings: list[Setting]
     links: dict[int, NodeLink]
     close: Callable[[], None] = field(default=lambda: None)
 
@@ -76,7 +85,7 @@ class Terms:
     address: str
     """Of node 0."""
     hello: Hello
-    interface: Interface
+    settings: list[Setting]
     output: Path
     tell: Say
 

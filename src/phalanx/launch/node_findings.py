@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding
+from phalanx.launch.script import hide_secrets
 from phalanx.machine.network import is_loopback, own_addresses
 
 
@@ -205,6 +206,18 @@ def node_lost(node: str, why: str) -> Finding:
     )
 
 
+def slow_network(node: str, interface: str, gbps: float) -> Finding:
+    return Finding(
+        slug="network-slow",
+        what=f"the interface `{interface}` of {node} has {gbps:g} Gb/s",
+        why="as its driver says; all gradients cross it in every step, while the GPUs wait; one "
+        "node may be faster than several",
+        fix="GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of a faster one; or more "
+        "gradient_accumulation: it exchanges once per step",
+        severity="warning",
+    )
+
+
 def uneven(ranks: int, nodes: int, reason: str) -> Finding:
     return Finding(
         slug="nodes-ranks",
@@ -216,7 +229,7 @@ def uneven(ranks: int, nodes: int, reason: str) -> Finding:
 
 def command_of(rank: int) -> str:
     """The command line at hand, for another node."""
-    words = iter(sys.argv[1:])
+    words = iter(hide_secrets(sys.argv[1:]))
     kept = []
     for word in words:
         if word == "--node-rank":

@@ -20,7 +20,6 @@ from phalanx.launch.agent import RankGroup
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.meeting_terms import Met
 from phalanx.launch.rank_environment import rank_environment
-from phalanx.machine.network import Setting
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 
@@ -137,12 +136,11 @@ class TrainFollower(NodeFollower):
         self,
         met: Met,
         launcher: Launcher,
-        settings: list[Setting],
         tell: Callable[[str], None],
     ) -> None:
         super().__init__(met, tell)
         self._launcher = launcher
-        self._settings = settings
+        self._settings = met.settings
         self._group: RankGroup | None = None
 
     @property

@@ -53,9 +53,9 @@ class NodeLink:
         except queue.Empty:
             return None
 
-    def put_back(self, record: dict[str, Any]) -> None:
-        """For whoever waits for another one."""
-        self._put_back.append(record)
+    def put_back(self, records: list[dict[str, Any]]) -> None:
+        """For whoever wants them, after one who waited for another one."""
+        self._put_back = [*records, *self._put_back]
 
     @property
     def is_over(self) -> bool:

@@ -19,9 +19,10 @@ from phalanx.launch.node_link import NodeLink
 from phalanx.launch.preflight import wait_for
 from phalanx.machine import Machine
 from phalanx.machine.combined import combine_machines
-from phalanx.machine.network import Setting
+from phalanx.machine.network import rdma_devices
 from phalanx.planner.plan import Plan
 
+_FAST_GBPS = 10.0
 _END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
 
 
@@ -36,10 +37,10 @@ class NodeLostError(Exception):
 class Nodes:
     """All nodes of a run, on node 0. Whatever ends it, the others are told."""
 
-    def __init__(self, met: Met, settings: list[Setting]) -> None:
+    def __init__(self, met: Met) -> None:
         self.members = met.members
         self.links = met.links
-        self.settings = settings
+        self.settings = met.settings
         """What ranks on this node are told about the network."""
         self.findings: list[Finding] = []
         """Where the nodes differ, when they may."""
@@ -66,6 +67,13 @@ class Nodes:
     def count(self) -> int:
         return len(self.members)
 
+    def facts(self) -> dict[str, Any]:
+        """The fields of the `nodes` event."""
+        return {
+            "members": [member.described for member in self.members],
+            "settings": [member.settings for member in self.members],
+        }
+
     def gather(self, mine: Machine, *, on_cpu: bool) -> Machine:
         """The machine that all nodes are together; asked of each of them once."""
         for rank, link in self.links.items():
@@ -73,13 +81,23 @@ class Nodes:
                 record = wait_for(link, "machine", None)
                 self._machines[rank] = Machine.from_json(record["machine"])
         machines = [mine, *(self._machines[rank] for rank in sorted(self._machines))]
-        names = [describe_member(member.to_json()) for member in self.members]
+        names = [member.described for member in self.members]
         links = [member.gbps for member in self.members]
         combined, findings = combine_machines(machines, names, links, on_cpu=on_cpu)
         if errors_of(findings):
             raise UserError(findings)
-        self.findings = findings
+        self.findings = [*findings, *self._slow(combined, on_cpu=on_cpu)]
         return combined
+
+    def _slow(self, machine: Machine, *, on_cpu: bool) -> list[Finding]:
+        """GPUs that would wait for an ordinary cable."""
+        if on_cpu or machine.accelerator != "cuda" or rdma_devices():
+            return []
+        return [
+            say.slow_network(member.title, member.interface, member.gbps)
+            for member in self.members
+            if member.gbps is not None and member.gbps < _FAST_GBPS
+        ]
 
     def check(self, plan: Plan) -> None:
         """Whether every node gets as many ranks as every other."""
@@ -243,11 +261,3 @@ class NodesGroup:
         for rank, link in self._links.items():
             if rank not in self._over:
                 link.send({"signal": int(number)})
-
-
-def describe_member(member: dict[str, Any]) -> str:
-    """A node by number, name, address and interface."""
-    return (
-        f"node {member['node_rank']}: {member['host']}, {member['address']} on "
-        f"{member['interface'] or 'an unnamed interface'}"
-    )

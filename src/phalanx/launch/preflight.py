@@ -118,10 +118,14 @@ def wait_for(link: NodeLink, key: str, timeout_s: float | None = _ANSWER_S) -> d
     """The next record with this key. UserError when the node is lost, is refused, has Findings of
     its own to say, or takes too long (None: however long it takes)."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    others: list[dict[str, Any]] = []
     while True:
         record = link.receive(0.1)
         if record is not None and key in record:
+            link.put_back(others)
             return record
+        if record is not None:
+            others.append(record)
         if record is not None and "findings" in record:
             raise UserError(
                 [Finding.from_json(one) for one in record["findings"]],

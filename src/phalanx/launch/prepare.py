@@ -93,16 +93,18 @@ def prepare(
     ask_trace: AskTrace | None = None,
     is_fresh: bool = True,
     gather: Gather | None = None,
+    nodes: int = 1,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; `launcher` will train it, and
     begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
-    recipe and torch answered before; `gather` makes one machine of this one and its other nodes."""
+    recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
+    of which there are `nodes` in all."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
-    problems = check_job(loaded, known_recipes=builtin_recipes())
+    problems = check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes)
     if is_elsewhere:
         problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
     _raise_if_errors(problems)
@@ -150,17 +152,29 @@ def prepare(
         prepared,
         plan=replace(plan, is_from_memory=True),
         prepare_anew=partial(
-            prepare, source, overrides, adapt=adapt, launcher=launcher, gather=gather
+            prepare,
+            source,
+            overrides,
+            adapt=adapt,
+            launcher=launcher,
+            gather=gather,
+            nodes=nodes,
         ),
     )
 
 
-def read_job(source: Source | None, overrides: Sequence[Override | str], resume: str | None) -> Job:
+def read_job(
+    source: Source | None,
+    overrides: Sequence[Override | str],
+    resume: str | None,
+    *,
+    nodes: int,
+) -> Job:
     """The job as `prepare` will see it, judged by itself: what nodes compare when they meet."""
     continued = _Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
-    _raise_if_errors(check_job(loaded, known_recipes=builtin_recipes()))
+    _raise_if_errors(check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes))
     return loaded.job.model_copy(update=_absolute(loaded.job))
 
 

@@ -79,6 +79,8 @@ class ScriptSupervisor:
         events = EventWriter(self._run.events, "supervisor")
         try:
             with self._handling_signals():
+                if self._nodes is not None:
+                    self._tell(events, "nodes", **self._nodes.facts())
                 return self._attempts(events)
         finally:
             self._sink.close()

@@ -83,6 +83,8 @@ class Supervisor:
             first = max((event.attempt for event in before), default=-1) + 1
             events = EventWriter(self._run.events, "supervisor", attempt=first)
             try:
+                if self._nodes is not None:
+                    events.write("nodes", **self._nodes.facts())
                 return self._attempts(reader, events, first)
             finally:
                 for sink in self._sinks:

@@ -16,6 +16,10 @@ KINDS: dict[str, dict[str, str]] = {
         "ranks": "how many ranks",
         "revision": "plan revision they read; absent for a launched script",
     },
+    "nodes": {
+        "members": "each node of several: number, host, address, interface, speed",
+        "settings": "what the ranks of each are told about the network, with reasons",
+    },
     "start": {
         "rank": "rank of the writer; of a launched script: the rank that was started",
         "world": "number of ranks",
