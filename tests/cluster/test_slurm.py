@@ -40,6 +40,7 @@ devices: {cpu: 1}
 options: {width: 4}
 logging: {every: 1, tensorboard: false}
 """
+SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
 SECRET = "canary-of-the-ranks"
 
 
@@ -173,3 +174,31 @@ def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm
     for path in folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert not list(folder.rglob("pwned"))
+
+
+@pytest.mark.full
+def test_a_script_of_the_users_own_is_queued_again_on_two_nodes_and_resumes(folder):
+    script = [str(SCRIPTS / "ddp.py"), "--steps", "30", "--sleep", "0.3"]
+    argv = ["--cpu", "1", "--nodes", "2", "--name", "own", "--resume-with", "--resume yes"]
+    number = submit("launch", *argv, *script)
+    run = RunDirectory(folder / "runs" / f"own_{number}")
+    wait_for(lambda: steps(run) >= 3, number)
+    # As Slurm does it before the time limit, without waiting for its next look.
+    subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
+    wait_for(lambda: state_of(number) == "PENDING", number)
+    assert outcomes(run)[-1]["exit_code"] == ExitCode.STOPPED
+    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)
+    wait_for(lambda: state_of(number) == "COMPLETED", number)
+    again = RunDirectory(folder / "runs" / f"own_{number}_turn2")
+    assert steps(again) == 30
+    assert "resumed from step" in again.log_file(0).read_text()
+    assert "rank 1 of world size 2" in again.log_file(1).read_text()
+
+
+def test_a_script_is_checked_before_it_is_submitted(folder):
+    Path("accelerate.yaml").write_text("num_machines: 2\nnum_processes: 6\n")
+    argv = ["--nodes", "2", "--gpus-per-node", "4", "--accelerate-config", "accelerate.yaml"]
+    code, _, err = run_cli("slurm", "launch", *argv, "missing.py")
+    assert code == ExitCode.USAGE
+    assert "error[slurm-ranks]: 8 ranks are asked of Slurm, and 6 in `accelerate.yaml`" in err
+    assert "error[launch-script]" in err

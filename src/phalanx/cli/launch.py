@@ -53,6 +53,10 @@ def launch(
             help='Arguments added from the second attempt on: "--resume_from_checkpoint auto".',
         ),
     ] = None,
+    resumed: Annotated[
+        bool,
+        typer.Option("--resumed", help="Add them to the first attempt too: the script goes on."),
+    ] = False,
     mixed_precision: Annotated[
         str | None,
         typer.Option("--mixed-precision", help="no, fp16, bf16 or fp8, for Accelerate scripts."),
@@ -114,6 +118,7 @@ def launch(
     prepared = prepare_script(
         ScriptRequest(
             nodes=nodes,
+            is_resumed=resumed,
             script=script[0],
             arguments=script[1:],
             is_module=module,

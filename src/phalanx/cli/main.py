@@ -59,7 +59,10 @@ def _is_verb(word: str) -> bool:
 def tidy_words(argv: Sequence[str]) -> list[str]:
     """What typer cannot say: `--resume` alone means the newest run, `--cache` alone the RAM, and an
     interval may be written as one word (`--save-every "5 minutes"`) or as two."""
-    if list(argv[:1]) == ["launch"]:  # what comes after the script is the script's
+    if list(argv[:1]) == ["launch"] or list(argv[:2]) == [
+        "slurm",
+        "launch",
+    ]:  # what comes after the script is the script's
         return list(argv)
     words = [
         part

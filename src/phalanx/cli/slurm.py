@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from phalanx.cli.launch import SETTINGS
 from phalanx.cli.options import with_job_options
+from phalanx.cli.slurm_launch import launch
+from phalanx.cli.slurm_submit import (
+    AccountOption,
+    ArrayOption,
+    ConstraintOption,
+    CpusOption,
+    GpusOption,
+    MemoryOption,
+    NodesOption,
+    PartitionOption,
+    PrintOption,
+    QosOption,
+    RequeuesOption,
+    SignalOption,
+    TimeOption,
+    submit_checked,
+)
 
 if TYPE_CHECKING:
-    from phalanx.launch.slurm import SlurmRequest
     from phalanx.launch.slurm_jobs import SlurmJob
 
 
@@ -38,53 +55,19 @@ def submit(
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
-    partition: Annotated[
-        str | None, typer.Option("--partition", help="Default: the cluster's own.")
-    ] = None,
-    gpus_per_node: Annotated[
-        str | None,
-        typer.Option(
-            "--gpus-per-node",
-            metavar="N|TYPE:N",
-            help="Default: as many as the job asks for, none with --cpu, else 1.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int, typer.Option("--nodes", help="Machines; --gpus-per-node and --cpu are of each.")
-    ] = 1,
-    time: Annotated[
-        str | None,
-        typer.Option("--time", metavar="[DAYS-]HH:MM:SS", help="Limit of one turn on a node."),
-    ] = None,
-    account: Annotated[str | None, typer.Option("--account", help="Who pays.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="Quality of service.")] = None,
-    constraint: Annotated[
-        str | None, typer.Option("--constraint", help="Features that a node must have.")
-    ] = None,
-    array: Annotated[
-        str | None,
-        typer.Option("--array", metavar="0-3", help="One run per number; `seed={task}` uses it."),
-    ] = None,
-    cpus_per_task: Annotated[
-        int | None,
-        typer.Option(
-            "--cpus-per-task",
-            help="CPUs of a node; default: the GPUs' share of them, with --cpu N N.",
-        ),
-    ] = None,
-    mem: Annotated[
-        str | None, typer.Option("--mem", metavar="64G", help="Memory of a node.")
-    ] = None,
-    signal_s: Annotated[
-        int,
-        typer.Option("--signal-s", help="Seconds before the time limit to save and queue again."),
-    ] = 120,
-    max_requeues: Annotated[
-        int, typer.Option("--max-requeues", help="How often it may be queued again.")
-    ] = 5,
-    print_only: Annotated[
-        bool, typer.Option("--print", help="Show the batch script; nothing is submitted.")
-    ] = False,
+    partition: PartitionOption = None,
+    gpus_per_node: GpusOption = None,
+    nodes: NodesOption = 1,
+    time: TimeOption = None,
+    account: AccountOption = None,
+    qos: QosOption = None,
+    constraint: ConstraintOption = None,
+    array: ArrayOption = None,
+    cpus_per_task: CpusOption = None,
+    mem: MemoryOption = None,
+    signal_s: SignalOption = 120,
+    max_requeues: RequeuesOption = 5,
+    print_only: PrintOption = False,
 ) -> int:
     """Write a batch script for a job, check it and submit it; `phalanx slurm JOB` does the same.
 
@@ -95,14 +78,10 @@ def submit(
     """
     import os
     import sys
-    from dataclasses import replace
 
-    from phalanx.cli import console
     from phalanx.errors import UserError, errors_of
-    from phalanx.launch import slurm_checks, slurm_jobs
-    from phalanx.launch.slurm import SlurmRequest, batch_script, value_findings
+    from phalanx.launch.slurm import SlurmRequest, value_findings
     from phalanx.launch.slurm_request import (
-        checked_by_slurm,
         device_findings,
         gpus_of,
         load_job_elsewhere,
@@ -134,26 +113,10 @@ def submit(
     findings = [*notes, *found, *wrong, *device_findings(request, loaded)]
     if errors_of(findings):
         raise UserError(findings)
-    if slurm_checks.has_slurm() or not print_only:
-        try:
-            with console.working("asking Slurm"):
-                request, problems = checked_by_slurm(request, loaded)
-        except UserError as error:
-            if not print_only:
-                raise
-            problems = [replace(finding, severity="warning") for finding in error.findings]
-        findings += problems
-    script = batch_script(request)
-    if print_only:
-        console.say_text(script)
-    if errors_of(findings):
-        raise UserError(findings)
-    console.show_findings(findings)
-    if print_only:
-        return 0
-    number = slurm_jobs.submit(script, request.name)
-    _show_submitted(request, number)
-    return 0
+    return submit_checked(request, findings, loaded.job.devices.cpu, print_only=print_only)
+
+
+app.command("launch", context_settings=SETTINGS)(launch)
 
 
 @app.command("status")
@@ -228,29 +191,3 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
 def _reason(job: SlurmJob) -> str:
     return "" if job.reason.lower() in ("none", "") else job.reason
-
-
-def _show_submitted(request: SlurmRequest, number: str) -> None:
-    from phalanx.cli import console
-    from phalanx.launch.slurm import LOGS
-
-    stem = f"{request.name}_{number}"
-    tasks = "_TASK" if request.array else ""
-    on = f", {request.nodes} nodes" if request.nodes > 1 else ""
-    gpus = f"{request.gpus} GPUs per node" if request.gpu_count else "no GPUs"
-    console.table(
-        [
-            ("job", f"{number}{on}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
-            ("script", f"{LOGS}/{stem}.sbatch"),
-            ("logs", f"{LOGS}/{stem}{tasks}.out and .err"),
-            ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
-        ]
-    )
-    console.say("next:")
-    for verb, meaning in (
-        ("status", "where it stands"),
-        ("logs", "what it has printed"),
-        ("cancel", "end it; it saves first"),
-    ):
-        console.say(f"  phalanx slurm {verb} {number}")
-        console.say(f"      {meaning}", style="dim")

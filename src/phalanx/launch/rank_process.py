@@ -20,6 +20,9 @@ def become(parent: int, argv: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that
             os._exit(1)
+    if "SLURM_JOB_ID" in os.environ:
+        # Slurm sends it to all processes of a step; who listens to it is not the worse for this.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execvp(argv[0], argv)  # noqa: S606
 
 

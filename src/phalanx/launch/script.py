@@ -62,6 +62,8 @@ class ScriptRequest(DevicesAsked):
     deepspeed: Path | None = None
     results: str = RESULTS
     nodes: int = 1
+    is_resumed: bool = False
+    """Whether the first attempt goes on from an earlier run of the script."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ class PreparedScript:
 
     def argv_of(self, attempt: int) -> list[str]:
         """The command of an attempt; from the second on it is told to resume."""
-        return self.argv if attempt == 0 else [*self.argv, *self.resume_words]
+        return (
+            self.argv
+            if attempt == 0 and not self.request.is_resumed
+            else [*self.argv, *self.resume_words]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """`launch.json`: what was asked and what was set. Of the user's own variables only names:
@@ -127,7 +133,7 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
         findings += read_deepspeed(request.deepspeed)
     python, found = _find_python(request.python)
     findings += found
-    findings += [*_check_script(request), *_check_numbers(request)]
+    findings += [*check_script(request), *_check_numbers(request)]
     resume_words, found = _split_resume(request.resume_with)
     findings += found
     gpus, cpu, found = choose_devices(request, given, machine)
@@ -215,7 +221,8 @@ def _find_python(asked: str | None) -> tuple[str, list[Finding]]:
     ]
 
 
-def _check_script(request: ScriptRequest) -> Iterator[Finding]:
+def check_script(request: ScriptRequest) -> Iterator[Finding]:
+    """Whether there is such a script."""
     path = Path(request.script)
     if request.is_module:
         if not re.fullmatch(r"\w+(\.\w+)*", request.script):

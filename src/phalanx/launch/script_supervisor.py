@@ -72,6 +72,7 @@ class ScriptSupervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
+        self._is_scheduled = False
         self._sink = CsvSink(run.results_file)
 
     def run(self) -> ScriptOutcome:
@@ -172,7 +173,8 @@ class ScriptSupervisor:
                 is_judged = True
                 found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
                 self._write_findings(events, found)
-            self._asked += ranks.asked[len(self._asked) :]
+            for number in ranks.asked[len(self._asked) :]:
+                self._ask(number)
             if len(self._asked) > forwarded:
                 number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
                 forwarded = len(self._asked)
@@ -188,6 +190,9 @@ class ScriptSupervisor:
         if len(self._asked) > 1:
             reason = "interrupted by a second signal"
             return ScriptOutcome("stopped", int(ExitCode.INTERRUPTED), reason, step, restarts)
+        if self._is_scheduled:
+            reason = "stopped by SIGUSR1: the ranks were told with SIGTERM"
+            return ScriptOutcome("stopped", int(ExitCode.STOPPED), reason, step, restarts)
         if ranks.lost is not None:
             code, what = int(ExitCode.FAILED), ranks.lost.what
             return ScriptOutcome("failed", code, what, step, restarts, [ranks.lost])
@@ -264,18 +269,26 @@ class ScriptSupervisor:
             self._sink.take(event)
             self._on_event(event)
 
+    def _ask(self, number: signal.Signals) -> None:
+        if number != signal.SIGUSR1:
+            self._asked.append(number)
+        elif not self._asked:
+            self._is_scheduled = True
+            self._asked.append(signal.SIGTERM)
+
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
         """The first SIGINT or SIGTERM goes to the ranks, which may save; the second ends them. So
-        does SIGHUP, unless it was ignored (nohup)."""
+        does SIGHUP, unless it was ignored (nohup). SIGUSR1 is a scheduler's way to ask, as often as
+        it likes: the ranks get SIGTERM, and the exit code says that the script is to go on."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self._asked.append(signal.Signals(number))
+            self._ask(signal.Signals(number))
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             numbers.append(signal.SIGHUP)
         before = {n: signal.signal(n, handle) for n in numbers}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.slurm_script import MEETING, ONE_NODE, SCRIPT, SEVERAL_NODES
+from phalanx.launch.slurm_script import LAUNCH, MEETING, ONE_NODE, SCRIPT, SEVERAL_NODES, TRAIN
 
 TASK = "{task}"
 """In a word of a job array: the number of the task."""
@@ -51,11 +51,13 @@ class SlurmRequest:
     name: str
     """Of the job; run and logs are called NAME_JOBID."""
     words: tuple[str, ...]
-    """What follows `phalanx train`, without name and output."""
+    """What follows `phalanx train` or `phalanx launch`, without name and output."""
     output: str
     """Folder for run directories."""
     python: str
     """The interpreter on the nodes."""
+    verb: str = "train"
+    """`train`, or `launch` for a script of the user's own."""
     partition: str | None = None
     nodes: int = 1
     gpus: str = "1"
@@ -234,16 +236,27 @@ def batch_script(request: SlurmRequest) -> str:
     ]
     cpus = f" --cpus-per-task={request.cpus}" if request.cpus else ""  # srun does not inherit it
     step = SEVERAL_NODES if request.nodes > 1 else ONE_NODE
+    choice = TRAIN if request.verb == "train" else LAUNCH
     return SCRIPT.format(
         directives="\n".join(lines),
         name=request.name,
         identity=identity,
-        output=shlex.quote(request.output.rstrip("/") + "/"),
-        words=" ".join(_quoted(word) for word in request.words),
-        output_word=shlex.quote(f"--output={request.output}"),
+        choice=choice.format(
+            output=shlex.quote(request.output.rstrip("/") + "/"),
+            words=" ".join(_quoted(word) for word in request.words),
+            output_word=shlex.quote(f"--output={request.output}"),
+        ),
         signal_s=request.signal_s,
+        heard="the ranks finish the step and save"
+        if request.verb == "train"
+        else "the script gets SIGTERM",
         meeting=MEETING if request.nodes > 1 else "",
-        step=step.format(nodes=request.nodes, cpus=cpus, python=shlex.quote(request.python)),
+        step=step.format(
+            nodes=request.nodes,
+            cpus=cpus,
+            python=shlex.quote(request.python),
+            verb=request.verb,
+        ),
         stopped=int(ExitCode.STOPPED),
         max_requeues=request.max_requeues,
     )

@@ -15,6 +15,8 @@ from phalanx.job import LoadedJob, Override, check_job, load_job, parse_override
 from phalanx.job.keys import known_key
 from phalanx.launch import slurm_checks
 from phalanx.launch.prepare import nothing_to_train, resolve_source
+from phalanx.launch.script import ScriptRequest, check_script
+from phalanx.launch.script_environment import read_accelerate
 from phalanx.launch.slurm import TASK, SlurmRequest, batch_script, train_words
 from phalanx.recipe.load import builtin_recipes
 
@@ -104,16 +106,54 @@ def device_findings(request: SlurmRequest, loaded: LoadedJob) -> list[Finding]:
     return []
 
 
-def checked_by_slurm(
-    request: SlurmRequest, loaded: LoadedJob
-) -> tuple[SlurmRequest, list[Finding]]:
-    """The request with its CPUs settled, and what Slurm has against it."""
+def script_findings(
+    request: SlurmRequest,
+    *,
+    script: str,
+    is_module: bool,
+    cpu: int | None,
+    resume_with: str | None,
+    accelerate_config: str | None,
+) -> list[Finding]:
+    """What is wrong with a launched script, as far as it can be seen here."""
+    findings = [*check_script(ScriptRequest(script=script, is_module=is_module))]
+    ranks = cpu if cpu is not None else request.gpu_count
+    if accelerate_config is not None:
+        given, found = read_accelerate(Path(accelerate_config), max(1, request.nodes))
+        findings += found
+        count = given.num_processes
+        if count is not None and count != ranks:
+            asked = f"--cpu {cpu}" if cpu is not None else f"--gpus-per-node {request.gpus}"
+            findings.append(
+                Finding(
+                    slug="slurm-ranks",
+                    what=f"{ranks * request.nodes} ranks are asked of Slurm, and "
+                    f"{count * request.nodes} in `{accelerate_config}`",
+                    why=f"{asked} on {request.nodes} nodes; num_processes in that file counts all "
+                    "nodes",
+                    fix=f"num_processes: {ranks * request.nodes} in the file",
+                )
+            )
+    if resume_with is None:
+        findings.append(
+            Finding(
+                slug="slurm-resume",
+                what="a script that is queued again begins anew",
+                why="--resume-with was not given; a script that resumes by itself needs none",
+                fix='--resume-with "--resume_from_checkpoint auto", or --max-requeues 0',
+                severity="note",
+            )
+        )
+    return findings
+
+
+def checked_by_slurm(request: SlurmRequest, cpu: int | None) -> tuple[SlurmRequest, list[Finding]]:
+    """The request with its CPUs settled, and what Slurm has against it. `cpu`: CPU processes that
+    are asked for on a node."""
     nodes = slurm_checks.read_nodes()
     there = slurm_checks.partition_nodes(request, nodes)
     if request.cpus is None and there:
-        request = replace(
-            request, cpus=slurm_checks.cpus_for(request, there, loaded.job.devices.cpu)
-        )
+        request = replace(request, cpus=slurm_checks.cpus_for(request, there, cpu))
     problems = slurm_checks.cluster_findings(request, nodes)
     problems += slurm_checks.account_findings(request, getpass.getuser())
     if not errors_of(problems):

@@ -1,5 +1,22 @@
 """The text of batch scripts: made to be read by whoever submits one."""
 
+TRAIN = """\
+run={output}"$name"
+if [[ -f $run/plan.json ]]; then
+  words=(--resume "$run")
+else
+  words=({output_word} --name="$name" {words})
+fi
+"""
+
+LAUNCH = """\
+turn=$((${{SLURM_RESTART_COUNT:-0}} + 1)) resumed=()
+if ((turn > 1)); then  # queued again: a run of its own, in which the script is told to resume
+  name=${{name}}_turn$turn resumed=(--resumed)
+fi
+words=({output_word} --name="$name" "${{resumed[@]}}" {words})
+"""
+
 MEETING = """
 # The nodes meet at the first one. Ports 20000 to 29999 by the number of the job: two jobs on a node
 # meet at two ports, and none is one that the system gives to others (32768 and up).
@@ -11,14 +28,14 @@ words=(--nodes="$SLURM_NNODES" --rendezvous="$host:$port" "${words[@]}")
 ONE_NODE = """\
 # One task per node, which starts a rank per GPU itself. Only the ranks listen to USR1.
 srun --nodes=1 --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
-  bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx train "${{words[@]}}" &
+  bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx {verb} "${{words[@]}}" &
 """
 
 SEVERAL_NODES = """\
 # One task per node, which starts a rank per GPU itself. USR1 before they listen is ignored: it
 # comes again. The nodes end each other; Slurm would kill the rest when the first one has ended.
 srun --nodes={nodes} --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 --wait=0 \\
-  bash -c 'trap "" USR1; exec "$0" -m phalanx train --node-rank="$SLURM_NODEID" "$@"' \\
+  bash -c 'trap "" USR1; exec "$0" -m phalanx {verb} --node-rank="$SLURM_NODEID" "$@"' \\
   {python} "${{words[@]}}" &
 """
 
@@ -28,15 +45,9 @@ SCRIPT = """\
 {directives}
 
 name={name}_{identity}  # stays the same when the job is queued again
-run={output}"$name"
-if [[ -f $run/plan.json ]]; then
-  words=(--resume "$run")
-else
-  words=({output_word} --name="$name" {words})
-fi
-{meeting}
+{choice}{meeting}
 # {signal_s} s before the time limit USR1 comes here, and nowhere else. It is passed on to the step
-# until the ranks have heard it: they finish the step, save, and end with exit code {stopped}.
+# until it was heard: {heard}, and the exit code is {stopped}.
 signals=0 is_cancelled=0 step= reminder=
 pass_on() {{
   [[ -n $step && -z $reminder ]] || return
