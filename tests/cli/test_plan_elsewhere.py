@@ -15,6 +15,8 @@ from phalanx.machine import cannot_train
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
 from tests.unit.planner.test_fit import sizes
 
+pytestmark = pytest.mark.asks  # a fake answers
+
 
 @cache
 def digits():
@@ -31,7 +33,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
-    def ask(spec, options, compiled=()):
+    def ask(spec, options, compiled=(), launcher=None):
         assert spec == "digits"
         given.append(options)
         return replace(digits(), options=options), []
