@@ -20,6 +20,7 @@ from phalanx.launch.node_link import NodeLink
 from phalanx.machine.network import family_of
 from phalanx.run.channel import Channel
 
+_TOUCH_EVERY_S = 1.0
 _UNKNOWN_LIMIT = 1 << 20  # bytes of a record from who has not shown who it is
 
 
@@ -39,6 +40,7 @@ class MeetingHost:
         self._guests: list[tuple[Hello, NodeLink]] = []
         self._lock = threading.Lock()
         self._is_closed = False
+        self._thread = threading.Thread(target=self._accept, name="meeting", daemon=True)
         try:
             self._listener = socket.create_server(
                 (address, asked.port), family=family_of(address), backlog=64
@@ -48,8 +50,7 @@ class MeetingHost:
 
     def gather(self) -> Met:
         self._write_secret()
-        thread = threading.Thread(target=self._accept, name="meeting", daemon=True)
-        thread.start()
+        self._thread.start()
         try:
             self._wait()
         except BaseException:
@@ -64,7 +65,7 @@ class MeetingHost:
             json.dump(record, file)
 
     def _wait(self) -> None:
-        began = told = time.monotonic()
+        began = told = touched = time.monotonic()
         where = f"{self._address}:{self._asked.port}"
         wanted = self._asked.nodes
         shown = 0
@@ -90,8 +91,10 @@ class MeetingHost:
             if now - told > TELL_EVERY_S:
                 told = now
                 self._tell(f"{shown + 1} of {wanted} nodes are here: {', '.join(names)}; waiting")
-            with suppress(OSError):
-                os.utime(self._file)  # who looks at the wrong port sees that it lives
+            if now - touched > _TOUCH_EVERY_S:
+                touched = now
+                with suppress(OSError):
+                    os.utime(self._file)  # who looks at the wrong port sees that it lives
             time.sleep(0.1)
 
     def _drop_lost(self) -> None:
@@ -200,6 +203,7 @@ class MeetingHost:
 
     def _close(self) -> None:
         self._is_closed = True
+        self._thread.join()
         self._file.unlink(missing_ok=True)
         self._listener.close()
         for _, link in self._guests:

@@ -8,11 +8,13 @@ import queue
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from phalanx.run.channel import Channel
 
 _BEAT_S = 1.0
+_PARTING_S = 3.0
 LOST_S = 10.0
 """Silence after which the other node counts as lost."""
 
@@ -63,16 +65,20 @@ class NodeLink:
         return self.lost is not None and self._received.empty() and not self._put_back
 
     def close(self) -> None:
+        """Say no more, and wait a moment for the other end to do the same: what was sent last could
+        be lost if this end did not read what is on its way."""
         self._is_closed = True
-        self._thread.join(2 * _BEAT_S)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._thread.join(_PARTING_S)
         self._channel.close()
 
     def _keep(self) -> None:
         heard = sent = time.monotonic()
-        while not self._is_closed and self.lost is None:
+        while self.lost is None:
             try:
                 record = self._channel.receive(_BEAT_S / 2)
-            except (EOFError, ValueError):
+            except (EOFError, ValueError, OSError):
                 self.lost = self.lost or "the connection was closed"
                 return
             now = time.monotonic()

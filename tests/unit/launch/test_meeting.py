@@ -64,7 +64,7 @@ def test_nodes_meet_and_those_that_differ_are_refused(asked, tmp_path):
             assert secret.stat().st_mode & 0o777 == 0o600
             assert [f.slug for f in refusal(asked(1), tmp_path)] == ["nodes-complete"]
         finally:
-            for one in met:
+            for one in reversed(met):  # node 0 waits for the others to part
                 one.close()
     assert not list(tmp_path.iterdir())
 
@@ -84,8 +84,8 @@ def test_who_cannot_read_the_secret_is_no_node(asked, tmp_path, monkeypatch):
                 channel.receive(30)
         assert not host.done()  # it waits on
         guest = meet(asked(1, 2), tmp_path / "a", FACTS, lambda text: None)
-        host.result(30).close()
         guest.close()
+        host.result(30).close()
 
 
 def test_a_silent_node_is_lost(monkeypatch):
