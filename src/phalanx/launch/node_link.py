@@ -80,6 +80,8 @@ class NodeLink:
                 record = self._channel.receive(_BEAT_S / 2)
             except (EOFError, ValueError, OSError):
                 self.lost = self.lost or "the connection was closed"
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)  # the other end may wait for it
                 return
             now = time.monotonic()
             if record is not None:
