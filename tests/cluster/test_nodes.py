@@ -149,18 +149,29 @@ def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, c
     assert not list((folder / "runs").glob(".meeting-*"))
 
 
-def test_a_cut_cable_ends_the_run_on_both_sides(hosts, folder, commands):
+@pytest.mark.parametrize(
+    "lost", ["cable", *(pytest.param(n, marks=pytest.mark.full) for n in (0, 1))]
+)
+def test_a_lost_node_ends_the_run_on_all(hosts, folder, commands, lost):
     (folder / "held").touch()
-    run = RunDirectory(folder / "runs" / "cut")
-    both = [commands.start(host, "job.yaml", "--name", "cut") for host in (0, 1)]
+    run = RunDirectory(folder / "runs" / "lost")
+    both = [commands.start(host, "job.yaml", "--name", "lost") for host in (0, 1)]
     wait_for(lambda: len(steps(run)) >= 3, commands)
     pids = [pid_of(run, rank) for rank in (0, 1)]
-    hosts.cut(1)
-    assert [child.wait(DEADLINE_S) for child in both] == [ExitCode.FAILED] * 2, commands.said
-    assert f"error[node-lost]: node 1 (node2, {hosts.address(1)})" in both[0].said()
-    assert f"error[node-lost]: node 0 (node1, {hosts.address(0)})" in both[1].said()
-    assert outcomes(run)[-1]["status"] == "failed"
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    if lost == "cable":
+        hosts.cut(1)
+    else:
+        both[lost].kill()
+    for host in (0, 1):
+        code = both[host].wait(DEADLINE_S)
+        if lost == host:
+            continue
+        assert code == ExitCode.FAILED, commands.said
+        other = f"node {1 - host} (node{2 - host}, {hosts.address(1 - host)})"
+        assert f"error[node-lost]: {other} is lost: " in both[host].said()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), commands)
+    if lost != 0:
+        assert outcomes(run)[-1]["status"] == "failed"
 
 
 def test_wrong_addresses_are_said_at_once(hosts, folder, commands):

@@ -48,7 +48,7 @@ def meet(asked: NodesAsked, output: Path, facts: dict[str, Any], tell: Say) -> M
     """Wait until all nodes are here. Raises UserError with what is wrong."""
     try:
         addresses = resolve(asked.host, asked.port)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
         raise UserError(say.unknown_host(asked.host, error)) from error
     outside = [address for address in addresses if not is_loopback(address)]
     if not outside:

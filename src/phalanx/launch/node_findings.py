@@ -49,7 +49,7 @@ def wrong_request(
     if rendezvous is not None and port is None:
         yield Finding(
             slug="nodes-asked",
-            what=f"--rendezvous `{rendezvous}` is not HOST:PORT",
+            what=f"--rendezvous {rendezvous!r} is not HOST:PORT",
             why="PORT is a number from 1 to 65535; an IPv6 address stands in brackets",
             fix=f"--rendezvous {_reachable_address()}:29500",
         )
@@ -60,11 +60,11 @@ def _reachable_address() -> str:
     return next((address for address in mine if ":" not in address), mine[0] if mine else "HOST")
 
 
-def unknown_host(host: str, error: OSError) -> Finding:
+def unknown_host(host: str, error: OSError | ValueError) -> Finding:
     return Finding(
         slug="rendezvous-unknown",
-        what=f"no address for the host `{host}`",
-        why=f"it stands in --rendezvous; {error.strerror or error}",
+        what=f"no address for the host {host!r}",
+        why=f"it stands in --rendezvous; {getattr(error, 'strerror', None) or error}",
         fix="the address itself: on that node `hostname -I` shows it",
     )
 

@@ -116,6 +116,16 @@ def test_all_that_is_wrong_with_the_options_is_said_together():
     assert (asked.host, asked.port, asked.node_rank) == ("fe80::1", 29500, 1)
 
 
+@pytest.mark.parametrize(
+    "host", ["-x", "a b", "$(touch pwned)", "a\nb", "a..b", "é" * 80, "a\0b", "no.such.invalid"]
+)
+def test_a_host_that_is_none_is_a_finding(host, tmp_path):
+    (found,) = refusal(parse_rendezvous(2, None, f"{host}:29500", 1), tmp_path)
+    assert found.slug == "rendezvous-unknown"
+    assert "\n" not in found.what
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_for_another_node(monkeypatch):
     words = ["phalanx", "launch", "--node-rank", "0", "--nodes", "2", "--rendezvous", "a:1", "x.py"]
     monkeypatch.setattr("sys.argv", [*words, "--api-key", "canary"])
