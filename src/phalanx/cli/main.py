@@ -16,6 +16,7 @@ from phalanx.cli import (
     launch,
     plan,
     recipes,
+    remote,
     slurm,
     train,
     verify,
@@ -41,6 +42,7 @@ app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
 app.add_typer(slurm.app, name="slurm")
+app.add_typer(remote.app, name="remote")
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

@@ -116,9 +116,12 @@ def with_job_options(command: Command) -> Command:
     """Give a command the job argument, the overrides and the shared options.
 
     The command is called as `command(job, overrides, notes, **its_own_options)`. An option of its
-    own takes the place of a shared one of the same name."""
+    own takes the place of a shared one of the same name; an argument of its own comes before the
+    job."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
     shared = {name: o for name, o in _OPTIONS.items() if name not in {p.name for p in own}}
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    first = [p for p in own if type(p.annotation.__metadata__[0]) is type(_JOB)]
 
     @functools.wraps(command)
     def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
@@ -130,13 +133,14 @@ def with_job_options(command: Command) -> Command:
         return command(job, [*collected, *(overrides or [])], notes, **values)
 
     parameters = [
+        *first,
         _parameter("job", Annotated[str | None, _JOB], None),
         _parameter("overrides", Annotated[list[str] | None, _OVERRIDES], None),
         *(
             _parameter(name, Annotated[kind, option], None)
             for name, (kind, option) in shared.items()
         ),
-        *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
+        *(p for p in own if p not in first),
     ]
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
