@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from phalanx.cli import remote_runs
 from phalanx.cli.options import with_job_options
-
-if TYPE_CHECKING:
-    from phalanx.launch.remote.runs import RemoteRun
-    from phalanx.launch.remote.ssh import Connection
+from phalanx.cli.remote_runs import NAME, PATIENCE
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Train on a machine over ssh: `remote add NAME user@host`, then `remote train NAME JOB`.",
-)
-
-_NAME = typer.Argument(metavar="NAME", help="The remote, as `remote add` named it.")
-_RUN = typer.Argument(metavar="RUN", help="Name of the run; the newest there if left out.")
-_PATIENCE = typer.Option(
-    "--reconnect-s", help="For how long a lost machine is tried again before following ends."
 )
 
 
@@ -93,7 +85,7 @@ def list_remotes() -> int:
 
 
 @app.command("remove")
-def remove(name: Annotated[str, _NAME]) -> int:
+def remove(name: Annotated[str, NAME]) -> int:
     """Forget a machine; what lies on it stays.
 
     Examples: phalanx remote remove lab
@@ -112,7 +104,7 @@ def check(
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
-    name: Annotated[str, _NAME],
+    remote: Annotated[str, NAME],
     include: Annotated[
         list[str] | None, typer.Option("--include", help="As for `remote train`.")
     ] = None,
@@ -129,7 +121,7 @@ def check(
     from phalanx.launch.remote.places import find_place
     from phalanx.launch.remote.ssh import Connection
 
-    place = find_place(name)
+    place = find_place(remote)
     with console.working(f"looking at {place.target}"), Connection(place) as connection:
         seen = check_job_there(connection, job, overrides, include=include or [])
     console.table(seen.rows)
@@ -148,7 +140,7 @@ def train(
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
-    name: Annotated[str, _NAME],
+    remote: Annotated[str, NAME],
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="[RUN]", help="Go on with a run there, instead of a job."),
@@ -176,7 +168,7 @@ def train(
     detach: Annotated[
         bool, typer.Option("--detach", help="Start it and come back at once.")
     ] = False,
-    reconnect_s: Annotated[float, _PATIENCE] = 600.0,
+    reconnect_s: Annotated[float, PATIENCE] = 600.0,
 ) -> int:
     """Push this folder, make the environment, start the job there and follow it.
 
@@ -198,7 +190,7 @@ def train(
     from phalanx.launch.remote.ssh import Connection
     from phalanx.launch.remote.variables import variable_findings, variables_for, word_findings
 
-    place = find_place(name)
+    place = find_place(remote)
     with Connection(place) as connection:
         if resume is not None:
             request, found = resume_request(find_remote_run(connection, resume), overrides, place)
@@ -243,108 +235,7 @@ def train(
         return follow(connection, find_remote_run(connection, request.name), patience_s=reconnect_s)
 
 
-@app.command("attach")
-def attach(
-    name: Annotated[str, _NAME],
-    run: Annotated[str | None, _RUN] = None,
-    reconnect_s: Annotated[float, _PATIENCE] = 600.0,
-) -> int:
-    """Follow a run to its end, from its beginning on; exits as the run does.
-
-    Examples: phalanx remote attach lab | phalanx remote attach lab digits-20260131-120000
-    """
-    from phalanx.cli.remote_view import follow
-
-    with _connected(name) as connection:
-        return follow(connection, _find(connection, run), patience_s=reconnect_s)
-
-
-@app.command("runs")
-def runs(name: Annotated[str, _NAME]) -> int:
-    """Show the runs that were started on a machine, the newest last.
-
-    Examples: phalanx remote runs lab
-    """
-    import time
-
-    from phalanx.cli import console
-    from phalanx.launch.remote.runs import list_runs
-
-    with _connected(name) as connection:
-        there = list_runs(connection)
-    rows = [
-        (
-            run.name,
-            run.state,
-            "" if run.step is None else str(run.step),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.time_s)),
-            run.run,
-        )
-        for run in there
-    ]
-    console.table(rows, header=("run", "state", "step", "started", "folder"), right=(2,))
-    return 0
-
-
-@app.command("pull")
-def pull(
-    name: Annotated[str, _NAME],
-    run: Annotated[str | None, _RUN] = None,
-    output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Folder for run directories.")
-    ] = Path("runs"),
-    best: Annotated[
-        bool, typer.Option("--best", help="Of the checkpoints only the best one.")
-    ] = False,
-) -> int:
-    """Bring a run back: checkpoints, logs, best weights; again for what is new since.
-
-    Examples: phalanx remote pull lab | phalanx remote pull lab digits-20260131-120000 --best
-    """
-    from phalanx.cli import console
-    from phalanx.launch.remote.pulling import pull_run
-
-    with _connected(name) as connection, console.working("looking") as update:
-        there = _find(connection, run)
-        pulled, what = pull_run(connection, there, output, best_only=best, update=update)
-    console.say(f"{what} came to {console.short_path(pulled.path)}")
-    if there.ended is None:
-        console.say("it is still running: the same command brings what is new")
-    return 0
-
-
-@app.command("stop")
-def stop(
-    name: Annotated[str, _NAME],
-    run: Annotated[str | None, _RUN] = None,
-    reconnect_s: Annotated[float, _PATIENCE] = 600.0,
-) -> int:
-    """Tell a run to finish its step, save and end; waits until it has.
-
-    Examples: phalanx remote stop lab | phalanx remote stop lab digits-20260131-120000
-    """
-    from phalanx.cli import console
-    from phalanx.cli.remote_view import follow
-    from phalanx.launch.remote.runs import stop_run
-
-    with _connected(name) as connection:
-        there = _find(connection, run)
-        if not stop_run(connection, there):
-            console.say(f"{there.name} is not running: {there.state}")
-            return 0
-        follow(connection, there, patience_s=reconnect_s)
-        console.say(f"{there.name}: {_find(connection, there.name).state}")
-    return 0
-
-
-def _connected(name: str) -> Connection:
-    from phalanx.launch.remote.places import find_place
-    from phalanx.launch.remote.ssh import Connection
-
-    return Connection(find_place(name))
-
-
-def _find(connection: Connection, run: str | None) -> RemoteRun:
-    from phalanx.launch.remote.runs import find_remote_run
-
-    return find_remote_run(connection, run)
+app.command("attach")(remote_runs.attach)
+app.command("runs")(remote_runs.runs)
+app.command("pull")(remote_runs.pull)
+app.command("stop")(remote_runs.stop)

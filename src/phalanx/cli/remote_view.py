@@ -26,7 +26,6 @@ class RemoteView:
         self.outcome: dict[str, Any] | None = None
         self._half_line = ""
         self._kept: list[str] = []
-        self._plans = 0
 
     def __enter__(self) -> RemoteView:
         return self
@@ -114,12 +113,15 @@ class RemoteView:
             say_next(f"phalanx remote train {name} --resume {run}", "go on from its checkpoint")
 
 
-def follow(connection: Connection, run: RemoteRun, *, patience_s: float) -> int:
+def follow(
+    connection: Connection, run: RemoteRun, *, patience_s: float, is_from_now: bool = False
+) -> int:
     """Show a run to its end: its exit code. Ctrl-C only stops the showing."""
     place = connection.place.name
     try:
         with RemoteView(place, run) as view:
-            follower = Follower(connection, run.name, view.listener())
+            listener = view.listener()
+            follower = Follower(connection, run.name, listener, is_from_now=is_from_now)
             ended = follower.follow(patience_s=patience_s)
     except KeyboardInterrupt:
         console.say(f"\nno longer following; {run.name} goes on on {place}")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, UserError, format_bytes
+from phalanx.launch.remote.first_look import no_python
 from phalanx.launch.remote.places import Place
-from phalanx.launch.remote.ssh import Connection, LineDroppedError, no_python
+from phalanx.launch.remote.ssh import Connection, LineDroppedError
 from phalanx.launch.remote.transfer import no_room, no_rsync
 from phalanx.machine import Machine
 

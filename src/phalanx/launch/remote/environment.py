@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-import phalanx
+from phalanx import errors
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob
 from phalanx.launch.remote.places import Place
@@ -39,7 +39,7 @@ class Wanted:
 
 def write_wheel(folder: Path) -> Path:
     """This package as a wheel."""
-    package = Path(phalanx.__file__).parent
+    package = Path(errors.__file__).parent
     files = {
         f"phalanx/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in sorted(package.rglob("*"))

@@ -27,7 +27,7 @@ def check_job_there(
     if job is None:
         return examine(connection, project=project_of(Path.cwd()))
     request, _, findings = make_request(job, overrides)
-    rules = transfer.filters(include=include, leave_out=request.leave_out)
+    rules = transfer.filters(Path.cwd(), include=include, leave_out=request.leave_out)
     load = transfer.measure(None, Path.cwd(), "", rules)
     seen = examine(
         connection, project=request.project, files=request.files, needs_bytes=load.num_bytes

@@ -148,11 +148,13 @@ class Listener:
 class Follower:
     """Reads what a run writes, from where it was last, over as many connections as it takes."""
 
-    def __init__(self, connection: Connection, name: str, listener: Listener) -> None:
+    def __init__(
+        self, connection: Connection, name: str, listener: Listener, *, is_from_now: bool = False
+    ) -> None:
         self._connection = connection
         self._name = name
         self._listener = listener
-        self._offsets: dict[str, int] = {}
+        self._offsets: dict[str, int] | None = None if is_from_now else {}
         self._waiting: list[Event] = []
 
     def follow(self, *, patience_s: float = PATIENCE_S) -> int | str:
@@ -191,9 +193,12 @@ class Follower:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _take(self, record: dict[str, Any]) -> None:
-        if "plan" in record:
+        if "offsets" in record:
+            self._offsets = record["offsets"]
+        elif "plan" in record:
             self._listener.on_plan(record["plan"])
         elif "file" in record:
+            assert self._offsets is not None, "a file is read from an offset on"
             self._offsets[record["file"]] = record["after"]
             if record["file"] == _LOG:
                 self._listener.on_output(record["text"])

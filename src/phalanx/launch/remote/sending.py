@@ -45,7 +45,7 @@ def send_project(
     _raise_if_errors(_wrong_paths(include, wheelhouse, requirements), ExitCode.USAGE)
     seen = examine(connection, project=request.project, is_whole=False)
     _raise_if_errors(seen.findings, ExitCode.MACHINE)
-    rules = transfer.filters(include=include, leave_out=request.leave_out)
+    rules = transfer.filters(Path.cwd(), include=include, leave_out=request.leave_out)
     _push(connection, Path.cwd(), f"{seen.path}/{request.project}", rules, say, update)
     facts = connection.ask(
         "look",

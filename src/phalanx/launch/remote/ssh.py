@@ -24,7 +24,9 @@ from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.launch.remote import far_side
+from phalanx.launch.remote.first_look import Found, look_script, no_python, parse_look
 from phalanx.launch.remote.places import Place
+from phalanx.launch.remote.program import program_for
 from phalanx.launch.remote.refusals import refusal
 
 CONNECT_S = 10
@@ -48,25 +50,6 @@ class Answer:
     code: int
     out: str
     err: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the first look has found."""
-
-    rsync: str | None
-    pythons: tuple[tuple[str, str], ...]
-    """(version, path), in the order in which they are taken."""
-
-    @property
-    def python(self) -> str | None:
-        """The first that is new enough."""
-        return next((path for version, path in self.pythons if _is_new(version)), None)
-
-
-def _is_new(version: str) -> bool:
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    return numbers >= (3, 11)
 
 
 def far_line(words: Sequence[str]) -> str:
@@ -165,19 +148,8 @@ class Connection:
     def find(self) -> Found:
         """The first look: rsync and every Python. Needs a shell and nothing else."""
         if self._found is None:
-            python = self.place.python
-            names = [python] if python else ["python3", "python3.13", "python3.12", "python3.11"]
-            script = _LOOK.format(candidates=" ".join(map(_below_home, names)))
-            answer = _twice(lambda: self.run(["sh", "-s"], script))
-            said = [
-                line.removeprefix(far_side.MARK).split(" ", 2)
-                for line in answer.out.splitlines()
-                if line.startswith(far_side.MARK)
-            ]
-            self._found = Found(
-                rsync=next((w[1] for w in said if w[0] == "rsync" and w[1]), None),
-                pythons=tuple((w[1], w[2]) for w in said if w[0] == "python"),
-            )
+            answer = _twice(lambda: self.run(["sh", "-s"], look_script(self.place)))
+            self._found = parse_look(answer.out)
         return self._found
 
     def _python(self) -> str:
@@ -188,7 +160,7 @@ class Connection:
 
     def ask(self, operation: str, *, timeout_s: float = _ANSWER_S, **request: Any) -> Any:
         """One answer of the far side. Asked again when the line drops: every question may be."""
-        program = _program(operation, request)
+        program = program_for(operation, request)
         python = self._python()
         answer = _twice(lambda: self.run([python, "-I", "-"], program, timeout_s=timeout_s))
         for line in answer.out.splitlines():
@@ -214,7 +186,7 @@ class Connection:
             ) as child,
         ):
             try:
-                yield from _records(child, _program(operation, request))
+                yield from _records(child, program_for(operation, request))
             except LineDroppedError:
                 child.kill()
                 child.wait()
@@ -250,14 +222,6 @@ def _records(child: subprocess.Popen[bytes], program: str) -> Iterator[dict[str,
                     return
 
 
-def _program(operation: str, request: dict[str, Any]) -> str:
-    """The far side's program, which ends with the request. JSON twice: a literal of Python that
-    holds ASCII only."""
-    source = Path(far_side.__file__).read_text(encoding="utf-8")
-    text = json.dumps({"operation": operation, **request})
-    return f"{source}\nanswer({json.dumps(text)})\n"
-
-
 def _twice(ask: Any) -> Any:
     try:
         return ask()
@@ -275,43 +239,6 @@ def _twice(ask: Any) -> Any:
             ),
             exit_code=ExitCode.LAUNCH,
         ) from error
-
-
-def _below_home(path: str) -> str:
-    """A word of a shell script; `~/` is meant as a shell means it."""
-    if path.startswith("~/"):
-        return f'"$HOME"/{shlex.quote(path[2:])}'
-    return shlex.quote(path)
-
-
-_LOOK = f"""\
-ask='import sys; print("%d.%d.%d" % sys.version_info[:3])'
-echo "{far_side.MARK}rsync $(command -v rsync)"
-for candidate in {{candidates}}; do
-  path=$(command -v "$candidate") || continue
-  version=$("$path" -c "$ask" </dev/null 2>/dev/null) || continue
-  echo "{far_side.MARK}python $version $path"
-done
-"""
-
-
-def no_python(place: Place, found: Found) -> Finding:
-    """No Python there that is new enough."""
-    known = ", ".join(f"{path} is {version}" for version, path in found.pythons)
-    if place.python:
-        return Finding(
-            slug="remote-python",
-            what=f"`{place.python}` on {place.target} is no Python 3.11 or newer",
-            why=known or "it is not there, or does not run",
-            fix=f"phalanx remote add {place.name} {place.target} --python PATH_OF_A_PYTHON",
-        )
-    return Finding(
-        slug="remote-python",
-        what=f"there is no Python 3.11 or newer on {place.target}",
-        why=f"of python3, python3.13, python3.12 and python3.11 on its PATH: {known or 'none'}",
-        fix="install one there (apt install python3 python3-venv, conda, uv), or name it: phalanx "
-        f"remote add {place.name} {place.target} --python PATH",
-    )
 
 
 def _failed(place: Place, operation: str, why: str) -> Finding:

@@ -1,5 +1,5 @@
-"""Files to and fro with rsync, over the shared connection: what is left out, how much there is to
-send, progress, and what it means when it fails.
+"""Files there and back with rsync, over the shared connection: what is left out, how much there is
+to send, progress, and what it means when it fails.
 
 Over there rsync begins inside the folder that is meant (`--rsync-path`), so that its name is quoted
 once, by `far_line`, whatever the versions on both sides do about quoting.
@@ -41,18 +41,22 @@ class Load:
     num_bytes: int
 
 
-def filters(*, include: Sequence[str] = (), leave_out: Sequence[str] = ()) -> list[str]:
+def filters(
+    source: Path, *, include: Sequence[str] = (), leave_out: Sequence[str] = ()
+) -> list[str]:
     """rsync's rules for a user's folder; the first that matches counts, so what is asked for wins
     over what stays out."""
-    rules: list[str] = []
-    for path in include:
-        parts = [part for part in Path(path).parts if part != "."]
-        for count in range(1, len(parts)):
-            rules.append(f"+ /{_plain('/'.join(parts[:count]))}/")
-        whole = _plain("/".join(parts))
-        rules += [f"+ /{whole}", f"+ /{whole}/***"]
-    rules += [f"- {pattern}" for pattern in (*LEFT_OUT, *map(_plain, leave_out))]
-    return [*(f"--filter={rule}" for rule in rules), "--filter=:- .gitignore"]
+    out = [f"--filter=- {pattern}" for pattern in (*LEFT_OUT, *map(_plain, leave_out))]
+    usual = [*out, "--filter=:- .gitignore"]
+    wanted = [Path(os.path.normpath(path)) for path in include]
+    parents = {str(parent) for path in wanted for parent in path.parents if parent != Path()}
+    # A folder that stays here is entered for what is wanted in it, and for nothing else.
+    entered = sorted(parents - set(would_send(source, usual, sorted(parents))))
+    rules = [f"+ /{_plain(path)}/" for path in entered]
+    for path in map(_plain, map(str, wanted)):
+        rules += [f"+ /{path}", f"+ /{path}/***"]
+    rules += [f"- /{_plain(path)}/*" for path in entered]
+    return [*(f"--filter={rule}" for rule in rules), *usual]
 
 
 def _plain(path: str) -> str:
@@ -81,7 +85,7 @@ def would_send(source: Path, rules: Sequence[str], paths: Sequence[str]) -> list
     if not paths:
         return []
     with tempfile.TemporaryDirectory(prefix="phalanx-") as empty:
-        argv = ["--dry-run", "--out-format=%n", *rules, "./", f"{empty}/"]
+        argv = ["--dry-run", "--8-bit-output", "--out-format=%n", *rules, "./", f"{empty}/"]
         names = _rsync(argv, cwd=source).splitlines()
     sent = {name.rstrip("/") for name in names}
     return [path for path in paths if os.path.normpath(path) in sent or path in (".", "./")]

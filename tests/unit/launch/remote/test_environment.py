@@ -1,0 +1,65 @@
+"""The wheel that is written without a build tool, and which variables go along."""
+
+import csv
+import hashlib
+import io
+import re
+import zipfile
+from base64 import urlsafe_b64encode
+
+from phalanx.launch.remote.environment import write_wheel
+from phalanx.launch.remote.variables import variable_findings, variables_for, word_findings
+
+
+def test_the_wheel_is_whole_and_the_same_each_time(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    wheel = write_wheel(first)
+    assert re.fullmatch(r"phalanx-[0-9.]+\+[0-9a-f]{8}-py3-none-any\.whl", wheel.name)
+    assert write_wheel(second).read_bytes() == wheel.read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = next(name.partition("/")[0] for name in names if name.endswith("/RECORD"))
+        version = wheel.name.split("-")[1]
+        assert f"\nVersion: {version}\n" in archive.read(f"{info}/METADATA").decode()
+        assert "phalanx/launch/remote/far_runs.py" in names
+        assert "phalanx/recipes/digits/job.yaml" in names
+        assert "phalanx.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+        rows = list(csv.reader(io.StringIO(archive.read(f"{info}/RECORD").decode())))
+        assert {row[0] for row in rows} == names
+        for name, digest, size in rows:
+            if name != f"{info}/RECORD":
+                content = archive.read(name)
+                expected = urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+                assert (digest, int(size)) == (f"sha256={expected}", len(content))
+
+
+def test_what_tunes_ranks_and_trackers_goes_along():
+    here = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_TOPO_DUMP_DIR": "/x",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_HOME": "/home/me/torch",
+        "WANDB_API_KEY": "k" * 40,
+        "WANDB_DIR": "/home/me/wandb",
+        "HF_TOKEN": "t",
+        "HF_HOME": "/home/me/hf",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "PATH": "/bin",
+        "MINE": "1",
+    }
+    usual = ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_DEBUG", "NCCL_TOPO_DUMP_DIR"]
+    usual += ["TORCH_NCCL_BLOCKING_WAIT", "WANDB_API_KEY"]
+    assert list(variables_for(here)) == usual
+    assert "MINE" in variables_for(here, ["MINE"])
+    assert [f.slug for f in variable_findings(here, ["MINE", "OTHER"])] == ["remote-variable"]
+
+
+def test_no_secret_and_no_line_break_stands_in_a_command_line():
+    here = {"WANDB_API_KEY": "k" * 40}
+    words = ["job.yaml", f"note={'k' * 40}", "a\nb"]
+    findings = list(word_findings(words, here))
+    assert [finding.slug for finding in findings] == ["remote-secret", "remote-word"]
+    assert "k" * 40 not in findings[0].what + findings[0].why + findings[0].fix
