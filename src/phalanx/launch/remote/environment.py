@@ -117,9 +117,10 @@ def make_environment(
     extras = f"[{','.join(wanted.extras)}]" if wanted.extras else ""
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if wanted.has_wheelhouse:
-        pip += ["--no-index", "--find-links", f"{path}/wheelhouse"]
-    pip += [f"{path}/wheels/{wanted.wheel.name}{extras}"]
-    pip += ["-r", f"{path}/{project}/{wanted.requirements}"] if wanted.requirements else []
+        pip += ["--no-index", "--find-links", "wheelhouse"]
+    # Names from PATH on, where it runs: to pip a `;` in a path begins a condition.
+    pip += [f"./wheels/{wanted.wheel.name}{extras}"]
+    pip += ["-r", f"{project}/{wanted.requirements}"] if wanted.requirements else []
     commands = [[*venv, folder], pip]
     stamp = hashlib.sha256(repr((commands, _content(wanted.requirements))).encode()).hexdigest()
     lines: list[str] = []
@@ -127,12 +128,12 @@ def make_environment(
         try:
             lines.clear()
             for record in connection.stream(
-                "install", folder=folder, stamp=stamp, commands=commands
+                "install", cwd=path, folder=folder, stamp=stamp, commands=commands
             ):
                 if "line" in record:
                     lines.append(record["line"])
                     on_line(record["line"])
-                elif record.get("end") != 0:
+                elif record.get("end", 0) != 0:
                     raise UserError(_failed(place, lines, wanted), exit_code=ExitCode.LAUNCH)
             return python
         except LineDroppedError as error:

@@ -95,7 +95,7 @@ def make(path: str) -> None:
     say(path=str(folder), free_bytes=disk.f_bavail * disk.f_frsize)
 
 
-def install(folder: str, stamp: str, commands: list[list[str]]) -> None:
+def install(cwd: str, folder: str, stamp: str, commands: list[list[str]]) -> None:
     """Make an environment with these commands, unless it was made so before. Each line that they
     print as it comes, then the exit code of the last."""
     kept = Path(folder, ".phalanx-stamp")
@@ -104,7 +104,7 @@ def install(folder: str, stamp: str, commands: list[list[str]]) -> None:
         return
     kept.unlink(missing_ok=True)
     for argv in commands:
-        code = _run(argv)
+        code = _run(argv, cwd)
         if code != 0:
             say(end=code)
             return
@@ -117,7 +117,7 @@ def ask(argv: list[str], cwd: str) -> None:
     say(end=_run(argv, cwd, stderr=subprocess.DEVNULL))
 
 
-def _run(argv: list[str], cwd: str | None = None, *, stderr: int = subprocess.STDOUT) -> int:
+def _run(argv: list[str], cwd: str, *, stderr: int = subprocess.STDOUT) -> int:
     try:
         child = subprocess.Popen(
             argv,
