@@ -33,7 +33,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 StrictModes no
-SetEnv PYTHONPATH={python_path}
+SetEnv PYTHONPATH={python_path} PATH={path}
 """
 SSH = """\
 Host *
@@ -52,7 +52,7 @@ def find(name):
 class Server:
     """An sshd, and what it has started."""
 
-    def __init__(self, folder, python_path):
+    def __init__(self, folder, python_path, path="/usr/local/bin:/usr/bin:/bin"):
         self.folder = folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ class Server:
         self.know(folder / "known", (folder / "host.pub").read_text())
         self.know(folder / "changed", (folder / "other.pub").read_text())
         (folder / "nothing").touch()
-        text = SSHD.format(port=self.port, folder=folder, python_path=python_path)
+        text = SSHD.format(port=self.port, folder=folder, python_path=python_path, path=path)
         (folder / "sshd_config").write_text(text)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where a root's sshd keeps an empty folder

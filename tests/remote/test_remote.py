@@ -14,7 +14,7 @@ from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 from tests.cli.command import run_cli
 from tests.ranks.runs import assert_same_bits, losses, outcomes
-from tests.remote.conftest import PYTHON, wait_for
+from tests.remote.conftest import PYTHON, Server, User, wait_for
 
 # Slow until the file `go` lies beside it, so that it is caught in the middle and done soon after.
 RECIPE = '''"""Digits that wait."""
@@ -213,7 +213,6 @@ def test_an_environment_is_made_from_a_wheelhouse_without_the_internet(
     import sysconfig
 
     from phalanx.launch.remote.environment import write_wheel
-    from tests.remote.conftest import Server, User
 
     # What Phalanx needs is found beside the environment, Phalanx itself is not.
     server = Server(tmp_path_factory.mktemp("sshd-bare"), sysconfig.get_path("purelib"))
@@ -325,11 +324,28 @@ def test_secrets_in_words_are_refused(user, folder):
     assert SECRET not in answer.err.replace(f"options.note={SECRET}", "")
 
 
+def test_a_machine_without_python_and_rsync_says_both_at_once(user, folder, tmp_path_factory):
+    bare = tmp_path_factory.mktemp("bare")
+    (bare / "bin").mkdir()
+    (bare / "bin" / "sh").symlink_to("/bin/sh")
+    server = Server(bare, "/nowhere", path=bare / "bin")
+    try:
+        assert run_cli("remote", "add", "bare", server.target).code == 0
+        server.know(user.server.folder / "known-bare", (bare / "host.pub").read_text())
+        shutil.copy(user.server.folder / "id.pub", bare / "authorized_keys")
+        user.use(known="known-bare")
+        answer = run_cli("remote", "train", "bare", "my job.yaml")
+    finally:
+        server.end()
+    assert answer.code == ExitCode.MACHINE
+    assert "error[rsync-missing]" in answer.err
+    assert "error[remote-python]: there is no Python 3.11 or newer" in answer.err
+
+
 def test_no_rsync_here(user, folder, monkeypatch):
     programs = user.home / "few"
     programs.mkdir()
-    for name in ("ssh",):
-        shutil.copy(user.home / "bin" / name, programs / name)
+    shutil.copy(user.home / "bin" / "ssh", programs / "ssh")
     monkeypatch.setenv("PATH", str(programs))
     answer = run_cli("remote", "train", "lab", "my job.yaml")
     assert "error[rsync-missing]" in answer.err

@@ -199,7 +199,7 @@ def train(
         findings = [
             *notes,
             *found,
-            *word_findings(request.words, os.environ),
+            *word_findings((*request.words, request.output), os.environ),
             *variable_findings(os.environ, env or []),
         ]
         if errors_of(findings):

@@ -61,6 +61,7 @@ ask='import sys; print("%d.%d.%d" % sys.version_info[:3])'
 echo "{MARK}rsync $(command -v rsync)"
 for candidate in {{candidates}}; do
   path=$(command -v "$candidate") || continue
+  case $path in /*) ;; *) path=$PWD/$path ;; esac
   version=$("$path" -c "$ask" </dev/null 2>/dev/null) || continue
   echo "{MARK}python $version $path"
 done

@@ -62,7 +62,7 @@ def make_request(
     """The request for a job of this folder, and what is wrong with it as far as it shows here."""
     loaded, findings = load_job_elsewhere(job, overrides)
     assert job is not None, "a job was loaded"
-    findings += _outside(job, loaded)
+    findings += [*_outside(job, loaded), *_too_wide()]
     output = loaded.job.output
     request = TrainRequest(
         name=loaded.job.name or f"{name_from(job)}-{time.strftime('%Y%m%d-%H%M%S')}",
@@ -93,7 +93,7 @@ def resume_request(
         is_resumed=True,
     )
     if run.project.rpartition("/")[2] == project:
-        return request, []
+        return request, list(_too_wide())
     return request, [
         Finding(
             slug="remote-other-folder",
@@ -104,6 +104,19 @@ def resume_request(
             f"--resume {run.name}",
         )
     ]
+
+
+def _too_wide() -> Iterator[Finding]:
+    """A home folder holds keys and everything else; nobody means to push it."""
+    here = Path.cwd()
+    if here in (Path("/"), Path.home()):
+        yield Finding(
+            slug="remote-folder",
+            what=f"all of {here} would be pushed",
+            why="`phalanx remote train` pushes the folder it is run in, and this is "
+            + ("the root of the file system" if here == Path("/") else "your home folder"),
+            fix="mkdir project, put job and code there, cd project",
+        )
 
 
 def _resume_words(run: RemoteRun, overrides: Sequence[Override | str]) -> tuple[str, ...]:

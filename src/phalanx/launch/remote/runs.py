@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import time
@@ -16,6 +17,7 @@ from phalanx.run.events import Event
 
 PATIENCE_S = 600.0
 """How long a lost machine is tried again before we give up following."""
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 _LONGEST_WAIT_S = 15.0
 _LOG = "output.log"
 
@@ -88,6 +90,8 @@ def start_run(
 def list_runs(connection: Connection) -> list[RemoteRun]:
     """Every run that was started there, the newest last."""
     said = connection.ask("runs", path=connection.place.path)
+    # A name becomes a folder here: one that leaves it is not taken from a machine that was broken
+    # into.
     return [
         RemoteRun(
             name=record["name"],
@@ -99,6 +103,7 @@ def list_runs(connection: Connection) -> list[RemoteRun]:
             time_s=record["time"],
         )
         for record in said["runs"]
+        if re.fullmatch(RUN_NAME, record["name"], re.ASCII)
     ]
 
 
