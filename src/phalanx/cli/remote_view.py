@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ class RemoteView:
         self.outcome: dict[str, Any] | None = None
         self._half_line = ""
         self._kept: list[str] = []
+        self._waiting = ExitStack()
 
     def __enter__(self) -> RemoteView:
+        self._waiting.enter_context(console.working(f"{self._run.name} is being planned there"))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._waiting.close()
         if self.view is not None:
             self.view.__exit__(*error)
 
@@ -45,6 +49,7 @@ class RemoteView:
             plan = Plan.from_json(record)
         except (KeyError, TypeError, ValueError):
             return  # of another version: what the run prints is shown instead
+        self._waiting.close()  # only one thing can move on a terminal
         if self.view is None:
             self.view = RunView(plan, Path(self._run.run, "logs"))
             self.view.__enter__()

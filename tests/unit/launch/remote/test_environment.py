@@ -6,8 +6,11 @@ import io
 import re
 import zipfile
 from base64 import urlsafe_b64encode
+from importlib.metadata import version
 
+from phalanx.launch.remote.checks import _gpu_rows, _versions
 from phalanx.launch.remote.environment import write_wheel
+from phalanx.launch.remote.places import make_place
 from phalanx.launch.remote.variables import variable_findings, variables_for, word_findings
 
 
@@ -63,3 +66,32 @@ def test_no_secret_and_no_line_break_stands_in_a_command_line():
     findings = list(word_findings(words, here))
     assert [finding.slug for finding in findings] == ["remote-secret", "remote-word"]
     assert "k" * 40 not in findings[0].what + findings[0].why + findings[0].fix
+
+
+def test_another_version_over_there_is_said():
+    mine = make_place("lab", "gpu", python="/env/bin/python")
+    (differs,) = _versions(mine, {"phalanx": "9.9.9", "numpy": "1"})
+    assert (differs.slug, differs.severity) == ("remote-version", "warning")
+    assert "phalanx is 9.9.9 on gpu and " in differs.what
+    (made,) = _versions(make_place("lab", "gpu"), {"phalanx": "9.9.9"})
+    assert made.severity == "note"  # `remote train` brings this one
+    here = version("phalanx")
+    assert not list(_versions(mine, {"phalanx": f"{here}+12345678"}))
+
+
+def test_gpus_are_shown_before_there_is_a_phalanx_to_ask():
+    facts = {
+        "driver": [["580.65"]],
+        "gpus": [
+            ["0", "NVIDIA A100-SXM4-80GB", "81920", "40960", "8.0"],
+            ["1", "Tesla V100-SXM2-32GB", "32768", "32768", "7.0"],
+            ["2", "Odd", "[N/A]", "[N/A]", "[N/A]"],
+        ],
+    }
+    assert list(_gpu_rows(facts)) == [
+        ("driver", "NVIDIA 580.65"),
+        ("GPU 0", "NVIDIA A100-SXM4-80GB: 40.0 of 80.0 GiB free, compute 8.0, bf16, fp16"),
+        ("GPU 1", "Tesla V100-SXM2-32GB: 32.0 of 32.0 GiB free, compute 7.0, fp16, no bf16"),
+        ("GPU 2", "Odd: ? of ? GiB free, compute [N/A], fp16, no bf16"),
+    ]
+    assert list(_gpu_rows({"driver": [], "gpus": []})) == [("driver", "no NVIDIA driver answers")]
