@@ -89,8 +89,10 @@ def _gpu_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     driver = facts["driver"][0][0] if facts["driver"] else None
     yield "driver", f"NVIDIA {driver}" if driver else "no NVIDIA driver answers"
     for index, name, total, free, capability in (r for r in facts["gpus"] if len(r) == 5):
-        is_new = capability[:1].isdecimal() and float(capability) >= 8.0
-        precisions = "bf16, fp16" if is_new else "fp16, no bf16"
+        is_known = capability[:1].isdecimal()
+        precisions = "precisions unknown"
+        if is_known:
+            precisions = "bf16, fp16" if float(capability) >= 8.0 else "fp16, no bf16"
         sizes = f"{_gib(free)} of {_gib(total)} GiB free"
         yield f"GPU {index}", f"{name}: {sizes}, compute {capability}, {precisions}"
 

@@ -92,6 +92,6 @@ def test_gpus_are_shown_before_there_is_a_phalanx_to_ask():
         ("driver", "NVIDIA 580.65"),
         ("GPU 0", "NVIDIA A100-SXM4-80GB: 40.0 of 80.0 GiB free, compute 8.0, bf16, fp16"),
         ("GPU 1", "Tesla V100-SXM2-32GB: 32.0 of 32.0 GiB free, compute 7.0, fp16, no bf16"),
-        ("GPU 2", "Odd: ? of ? GiB free, compute [N/A], fp16, no bf16"),
+        ("GPU 2", "Odd: ? of ? GiB free, compute [N/A], precisions unknown"),
     ]
     assert list(_gpu_rows({"driver": [], "gpus": []})) == [("driver", "no NVIDIA driver answers")]
