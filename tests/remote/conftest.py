@@ -33,7 +33,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 StrictModes no
-SetEnv PYTHONPATH={python_path} PATH={path}
+SetEnv PYTHONPATH={python_path} PATH={path} XDG_CACHE_HOME={folder}/cache
 """
 SSH = """\
 Host *
