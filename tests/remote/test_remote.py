@@ -90,6 +90,10 @@ def steps(run):
     return max((event.data["step"] for event in events if event.kind == "step"), default=0)
 
 
+def metrics(run):
+    return [e.data["metrics"] for e in read_events(run.events) if e.kind == "evaluate"]
+
+
 def command_lines():
     """What every process of this machine shows of itself."""
     lines = []
@@ -152,6 +156,9 @@ def test_a_dropped_line_attach_and_pull_give_what_a_local_run_gives(user, folder
     local = RunDirectory(folder / "runs" / "local")
     assert_same_bits(pulled, local)
     assert losses(pulled) == losses(local)
+    assert metrics(pulled) == metrics(local)
+    best = "checkpoints/best/model.safetensors"
+    assert (pulled.path / best).read_bytes() == (local.path / best).read_bytes()
     assert outcomes(pulled)[-1]["step"] == outcomes(local)[-1]["step"] == 46
     assert (pulled.checkpoints / "best").resolve().parent == pulled.checkpoints.resolve()
     assert (pulled.logs / "rank-0.log").is_file()

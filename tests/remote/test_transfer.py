@@ -1,8 +1,12 @@
 """Which files go along, as the real rsync understands the rules."""
 
+import os
+
 import pytest
 
-from phalanx.launch.remote.transfer import filters, measure, would_send
+from phalanx.launch.remote.places import make_place
+from phalanx.launch.remote.ssh import Connection
+from phalanx.launch.remote.transfer import filters, measure, push, would_send
 from tests.remote.conftest import PACKAGES, find
 
 FILES = {
@@ -59,3 +63,24 @@ def test_what_is_to_be_sent_is_counted(folder):
     assert load.files == len(USUAL)
     rest = sum((folder / path).stat().st_size for path in USUAL - {"train.py"})
     assert load.num_bytes == 1_234_567 + rest
+
+
+@pytest.mark.full
+def test_a_push_goes_on_after_a_dropped_line(user, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "it's; there"
+    here.mkdir()
+    there.mkdir()
+    content = os.urandom(24 << 20)
+    (here / "large.bin").write_bytes(content)
+    partial = []
+
+    def on_progress(done, percent):
+        if not partial and 0 < percent < 100:
+            assert user.server.drop() > 0
+            partial.append(percent)
+
+    with Connection(make_place("lab", user.server.target)) as connection:
+        push(connection, here, str(there), rules=["--bwlimit=8m"], on_progress=on_progress)
+    assert partial, "the line was dropped in the middle"
+    assert [path.name for path in there.rglob("*")] == ["large.bin"]
+    assert (there / "large.bin").read_bytes() == content

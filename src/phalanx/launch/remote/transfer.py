@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ LEFT_OUT = ("/data/raw/", "/runs/", ".git", ".venv", "__pycache__")
 """What stays here besides what `.gitignore` names."""
 _PARTIAL = ".phalanx-partial"  # what is half there keeps no name that anybody would take for whole
 _TRIES = 4
+_WAIT_S = 2.0
 _LOST = (10, 12, 30, 35, 255)  # rsync(1): socket, protocol stream, timeouts; ssh itself
 _FULL = ("no space left on device", "disk quota exceeded")
 
@@ -160,6 +162,7 @@ def _again_and_again(
         except UserError as error:
             if left == 0 or error.findings[0].slug not in AGAIN:
                 raise
+        time.sleep(_WAIT_S)
 
 
 def _over(
@@ -190,7 +193,8 @@ def _progress_options() -> tuple[str, ...]:
     said = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"version v?(\d+)\.(\d+)", said.stdout)
     is_new = found is not None and (int(found[1]), int(found[2])) >= (3, 1)
-    return ("--info=progress2", "--no-inc-recursive") if is_new else ()
+    # Without --outbuf it would keep what it says to a pipe until the end.
+    return ("--info=progress2", "--no-inc-recursive", "--outbuf=N") if is_new else ()
 
 
 def _rsync(
@@ -223,7 +227,7 @@ def _rsync(
             while chunk := os.read(child.stdout.fileno(), 1 << 16):
                 out += chunk.decode(errors="replace")
                 if on_progress is not None:
-                    if shown := re.findall(r"^\s*([\d.,]+)\s+(\d+)%", out, re.MULTILINE):
+                    if shown := re.findall(r"([\d.,]+)\s+(\d+)%", out):
                         done, percent = shown[-1]
                         on_progress(int(re.sub(r"\D", "", done)), int(percent))
                     out = out[-200:]
