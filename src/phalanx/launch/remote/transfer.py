@@ -76,10 +76,7 @@ def measure(connection: Connection | None, source: Path, far: str, rules: Sequen
             done = _rsync([*argv, "./", f"{empty}/"], cwd=source)
     else:
         done = _over(connection, argv, "./", _FAR, far, cwd=source)
-    return Load(
-        _number(r"files transferred: ([\d.,]+)", done),
-        _number(r"transferred file size: ([\d.,]+)", done),
-    )
+    return _load(done)
 
 
 def would_send(source: Path, rules: Sequence[str], paths: Sequence[str]) -> list[str]:
@@ -124,10 +121,7 @@ def measure_pull(connection: Connection, far: str, folder: Path, rules: Sequence
     folder.mkdir(parents=True, exist_ok=True)
     argv = ["--dry-run", "--stats", "--safe-links", *rules]
     done = _over(connection, argv, _FAR, "./", far, cwd=folder)
-    return Load(
-        _number(r"files transferred: ([\d.,]+)", done),
-        _number(r"transferred file size: ([\d.,]+)", done),
-    )
+    return _load(done)
 
 
 _FAR = "\0far"  # stands for HOST:./ among the words of rsync
@@ -298,6 +292,9 @@ def no_room(where: str, needs: int, has: int) -> Finding:
     )
 
 
-def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(re.sub(r"\D", "", found[1])) if found else 0
+def _load(stats: str) -> Load:
+    files, num_bytes = (
+        int(re.sub(r"\D", "", found[1])) if (found := re.search(pattern, stats)) else 0
+        for pattern in (r"files transferred: ([\d.,]+)", r"transferred file size: ([\d.,]+)")
+    )
+    return Load(files, num_bytes)
