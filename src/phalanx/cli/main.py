@@ -17,6 +17,7 @@ from phalanx.cli import (
     plan,
     recipes,
     slurm,
+    stop,
     train,
     verify,
 )
@@ -37,6 +38,7 @@ app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
+app.command("stop")(stop.stop)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)

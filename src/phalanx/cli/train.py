@@ -33,6 +33,12 @@ def train(
         bool,
         typer.Option("--accept-changes", help="Resume although recipe, data or options changed."),
     ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Check and plan, then go on without this terminal: `phalanx stop`."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and plan, then stop; nothing is created.")
     ] = False,
@@ -42,30 +48,34 @@ def train(
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
     from phalanx.cli import console
+    from phalanx.cli.detach import Leave, in_background
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
     from phalanx.launch.launcher import Launcher
     from phalanx.launch.prepare import prepare
 
-    with Launcher() as launcher:
-        with console.working("looking at the machine and the recipe"):
-            prepared = prepare(
-                job,
-                overrides,
-                resume=resume,
-                accept_changes=accept_changes,
-                launcher=None if dry_run else launcher,
-                is_fresh=False,
-            )
-        # That a plan is from memory matters to nobody who trains: ranks look at the data.
-        found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
-        console.show_findings([*notes, *found])
-        if dry_run:
-            show_plan(prepared)
-            return 0
-        result = run_prepared(prepared, launcher)
-    _show_end(result, prepared)
-    return int(result.exit_code)
+    def run(leave: Leave) -> int:
+        with Launcher() as launcher:
+            with console.working("looking at the machine and the recipe"):
+                prepared = prepare(
+                    job,
+                    overrides,
+                    resume=resume,
+                    accept_changes=accept_changes,
+                    launcher=None if dry_run else launcher,
+                    is_fresh=False,
+                )
+            # That a plan is from memory matters to nobody who trains: ranks look at the data.
+            found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
+            console.show_findings([*notes, *found])
+            if dry_run:
+                show_plan(prepared)
+                return 0
+            result = run_prepared(prepared, launcher, on_open=leave)
+        _show_end(result, prepared)
+        return int(result.exit_code)
+
+    return in_background(run) if detach and not dry_run else run(lambda run: None)
 
 
 def _show_end(result: Result, prepared: Prepared) -> None:

@@ -41,10 +41,10 @@ from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
     find_run,
-    lock_run,
     record_source,
     write_atomic,
 )
+from phalanx.run.lock import lock_run
 
 Source = str | Path | Mapping[str, Any] | Job
 

@@ -32,10 +32,10 @@ from phalanx.machine import Machine, probe_machine
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
-    lock_run,
     record_source,
     write_atomic,
 )
+from phalanx.run.lock import lock_run
 
 RESULTS = "runs/*/*/results.csv"
 """Where Ultralytics writes, seen from where it is started."""

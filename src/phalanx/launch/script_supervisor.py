@@ -10,12 +10,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, kill_reason
@@ -24,6 +21,7 @@ from phalanx.launch.script import PreparedScript
 from phalanx.launch.script_environment import Place, hold_port, torchrun_variables
 from phalanx.launch.script_events import ScriptEvents
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
+from phalanx.launch.signals import hearing_stops
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
 from phalanx.run.sinks import CsvSink
@@ -71,7 +69,7 @@ class ScriptSupervisor:
         """Start the ranks, and start them again when one has died, until the script ends."""
         events = EventWriter(self._run.events, "supervisor")
         try:
-            with self._handling_signals():
+            with hearing_stops(self._asked):
                 return self._attempts(events)
         finally:
             self._sink.close()
@@ -150,7 +148,7 @@ class ScriptSupervisor:
                 found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
                 self._write_findings(events, found)
             if len(self._asked) > forwarded:
-                number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
+                number = self._asked[0] if len(self._asked) == 1 else signal.SIGKILL
                 forwarded = len(self._asked)
                 ranks.pass_on(number)
                 once_more = "; once more (Ctrl-C) ends them at once"
@@ -236,27 +234,6 @@ class ScriptSupervisor:
         for event in events:
             self._sink.take(event)
             self._on_event(event)
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM goes to the ranks, which may save; the second ends them. So
-        does SIGHUP, unless it was ignored (nohup)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self._asked.append(signal.Signals(number))
-
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            numbers.append(signal.SIGHUP)
-        before = {n: signal.signal(n, handle) for n in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
