@@ -80,6 +80,10 @@ def launch(
             "--quiet", help="Show rank 0's output only, without `[rank 0]`; logs keep all."
         ),
     ] = False,
+    debug_comm: Annotated[
+        bool,
+        typer.Option("--debug-comm", help="NCCL and torch say what they do, into logs per rank."),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option("--detach", help="Check, then go on without this terminal: `phalanx stop`."),
@@ -118,6 +122,7 @@ def launch(
         accelerate_config=Path(accelerate_config) if accelerate_config else None,
         deepspeed=Path(deepspeed) if deepspeed else None,
         results=results or RESULTS,
+        debug_comm=debug_comm,
     )
 
     def run(leave: Leave) -> int:

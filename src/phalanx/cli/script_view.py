@@ -12,6 +12,7 @@ from phalanx.cli import console
 from phalanx.errors import Finding, format_seconds
 from phalanx.launch.script import PreparedScript, open_script_run
 from phalanx.launch.script_supervisor import ScriptSupervisor
+from phalanx.machine.environment import show_variables
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 
@@ -136,5 +137,7 @@ class _View:
         for rank in range(prepared.ranks):
             start = self._starts[rank]
             _say(f"  rank {rank}: {start['device']}, pid {start['pid']}")
+        if prepared.machine.environment:
+            _say(f"  environment: {show_variables(prepared.machine.environment)}")
         _say(f"  logs: {self._logs}/rank-N.log")
         self._starts.clear()

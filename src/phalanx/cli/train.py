@@ -33,6 +33,10 @@ def train(
         bool,
         typer.Option("--accept-changes", help="Resume although recipe, data or options changed."),
     ] = False,
+    debug_comm: Annotated[
+        bool,
+        typer.Option("--debug-comm", help="NCCL and torch say what they do, into logs per rank."),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option(
@@ -47,12 +51,18 @@ def train(
 
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
+    import os
+
     from phalanx.cli import console
     from phalanx.cli.detach import Leave, in_background
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
     from phalanx.launch.launcher import Launcher
     from phalanx.launch.prepare import prepare
+    from phalanx.machine.environment import DEBUG_COMMUNICATION
+
+    if debug_comm:  # before torch is imported anywhere: it reads them then
+        os.environ.update({**DEBUG_COMMUNICATION, **os.environ})
 
     def run(leave: Leave) -> int:
         with Launcher() as launcher:

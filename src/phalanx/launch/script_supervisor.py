@@ -106,7 +106,12 @@ class ScriptSupervisor:
                 port=port.getsockname()[1],
             )
             environments = [
-                {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
+                {
+                    **self._debug_file(rank),
+                    **os.environ,
+                    **prepared.variables,
+                    **torchrun_variables(place, rank),
+                }
                 for rank in range(prepared.ranks)
             ]
             ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
@@ -116,6 +121,10 @@ class ScriptSupervisor:
             finally:
                 ranks.close()
         return ranks, read
+
+    def _debug_file(self, rank: int) -> dict[str, str]:
+        is_asked = self._prepared.request.debug_comm
+        return {"NCCL_DEBUG_FILE": str(self._run.nccl_log(rank))} if is_asked else {}
 
     def _start(self, ranks: ScriptRanks, events: EventWriter) -> None:
         for rank, pid in enumerate(ranks.start()):

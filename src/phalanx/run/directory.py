@@ -103,6 +103,10 @@ class RunDirectory:
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
+    def nccl_log(self, rank: int) -> Path:
+        """What NCCL says of itself with NCCL_DEBUG."""
+        return self.logs / f"nccl-rank-{rank}.log"
+
     @property
     def command_log(self) -> Path:
         """What the command prints once it is detached from its terminal."""
