@@ -105,7 +105,9 @@ def launch(
     from phalanx.cli.options import parse_gpus
     from phalanx.cli.script_view import run_script
     from phalanx.launch.script import RESULTS, ScriptRequest, prepare_script
+    from phalanx.launch.torchrun import refuse_inside_torchrun
 
+    refuse_inside_torchrun()
     request = ScriptRequest(
         script=script[0],
         arguments=script[1:],

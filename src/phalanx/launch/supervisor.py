@@ -106,7 +106,7 @@ class Supervisor:
             if self._revise(ends, events):
                 attempt += 1
                 continue
-            if can_restart and restarts < self._max_restarts and not self._asked:
+            if can_restart and self._may_restart(restarts):
                 attempt, restarts = attempt + 1, restarts + 1
                 finding = _restart_finding(outcome, restarts, self._max_restarts)
                 events.write("finding", finding=finding.to_json())
@@ -120,6 +120,10 @@ class Supervisor:
                 exit_code=int(outcome.exit_code),
             )
             return outcome
+
+    def _may_restart(self, restarts: int) -> bool:
+        is_left = restarts < self._max_restarts
+        return is_left and not self._asked and self._launcher.can_restart
 
     def _make_sinks(self) -> list[Sink]:
         sinks: list[Sink] = [CsvSink(self._run.results_file)]
@@ -183,7 +187,7 @@ class Supervisor:
         """Whether the plan was changed so that the ranks can be started again after one of them
         ran out of memory. Not counted as a restart: it ends by itself."""
         failure = find_memory_failure(ends)
-        if failure is None or self._asked:
+        if failure is None or self._asked or not self._launcher.can_restart:
             return False
         revision = revise_plan(self._plan, failure)
         if revision is None:

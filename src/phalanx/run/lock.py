@@ -31,6 +31,8 @@ class Holder:
     """When it started: a number that was given to another process meanwhile is not this one."""
     slurm_job: str | None = None
     """The Slurm job it runs in."""
+    starter: str | None = None
+    """The process that started it, in the same way; torchrun's begins it again."""
 
     @property
     def is_here(self) -> bool:
@@ -68,7 +70,14 @@ class Holder:
 def this_process() -> Holder:
     """This process as the holder of a run."""
     pid = os.getpid()
-    return Holder(pid, platform.node(), _born(pid) or "", os.environ.get("SLURM_JOB_ID"))
+    starter = os.getppid()
+    return Holder(
+        pid,
+        platform.node(),
+        _born(pid) or "",
+        os.environ.get("SLURM_JOB_ID"),
+        f"{starter}:{_born(starter)}",
+    )
 
 
 def _born(pid: int) -> str | None:
