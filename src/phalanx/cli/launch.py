@@ -72,6 +72,12 @@ def launch(
             "Ultralytics writes.",
         ),
     ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard/--no-tensorboard", help="Write TensorBoard files once a loss is seen."
+        ),
+    ] = True,
     output: Annotated[str, typer.Option("--output", help="Folder for run directories.")] = "runs",
     name: Annotated[str | None, typer.Option("--name", help="Name of the run directory.")] = None,
     quiet: Annotated[
@@ -125,6 +131,7 @@ def launch(
         deepspeed=Path(deepspeed) if deepspeed else None,
         results=results or RESULTS,
         debug_comm=debug_comm,
+        tensorboard=tensorboard,
     )
 
     def run(leave: Leave) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, UserError, did_you_mean, errors_of
-from phalanx.launch.script_devices import DevicesAsked, choose_devices
+from phalanx.launch.script_devices import DevicesAsked, choose_devices, slurm_findings
 from phalanx.launch.script_environment import (
     PRECISIONS,
     AccelerateFile,
@@ -62,6 +62,7 @@ class ScriptRequest(DevicesAsked):
     deepspeed: Path | None = None
     results: str = RESULTS
     debug_comm: bool = False
+    tensorboard: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class PreparedScript:
     resume_words: list[str]
     ranks: int
     is_cpu: bool
+    gpus: list[int]
+    """The driver's numbers of the GPUs, in rank order; empty on CPU."""
     devices: list[str]
     """Where each rank computes, if it takes the device of its LOCAL_RANK as scripts do."""
     variables: dict[str, str]
@@ -126,6 +129,8 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
     findings += found
     gpus, cpu, found = choose_devices(request, given, machine)
     findings += found
+    if cpu is None:
+        findings += slurm_findings(given.num_processes, request.accelerate_config, os.environ)
     if errors_of(findings):
         raise UserError(findings)
     ranks = cpu if cpu is not None else len(gpus)
@@ -157,6 +162,7 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
         resume_words=resume_words,
         ranks=ranks,
         is_cpu=cpu is not None,
+        gpus=[gpu.index for i in gpus for gpu in machine.gpus if gpu.cuda_index == i],
         devices=devices,
         variables=variables,
         findings=findings,

@@ -22,9 +22,10 @@ from phalanx.launch.script_environment import Place, hold_port, torchrun_variabl
 from phalanx.launch.script_events import ScriptEvents
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
 from phalanx.launch.signals import hearing_stops
+from phalanx.launch.usage import UsageSampler
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
-from phalanx.run.sinks import CsvSink
+from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink, scalars
 
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
@@ -63,7 +64,8 @@ class ScriptSupervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
-        self._sink = CsvSink(run.results_file)
+        self._sinks: list[Sink] = [CsvSink(run.results_file)]
+        self._is_drawn = not prepared.request.tensorboard
 
     def run(self) -> ScriptOutcome:
         """Start the ranks, and start them again when one has died, until the script ends."""
@@ -72,7 +74,8 @@ class ScriptSupervisor:
             with hearing_stops(self._asked):
                 return self._attempts(events)
         finally:
-            self._sink.close()
+            for sink in self._sinks:
+                sink.close()
             events.close()
 
     def _attempts(self, events: EventWriter) -> ScriptOutcome:
@@ -150,8 +153,11 @@ class ScriptSupervisor:
             self._on_line(rank, text, is_update)
             self._pass_on(read.take(rank, text))
 
+        usage = UsageSampler(ranks.pids, self._prepared.gpus)
         while ranks.follow(take, _POLL_S):
             self._pass_on(read.look())
+            for sample in usage.look():
+                self._tell(events, "usage", step=read.step, **sample)
             if read.has_loss and not is_judged:  # a bar alone may count files before they join
                 is_judged = True
                 found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
@@ -165,6 +171,7 @@ class ScriptSupervisor:
                     once_more if forwarded == 1 else ""
                 )
                 self._tell(events, "stop", reason=said)
+        usage.close()
         self._pass_on(read.end())
 
     def _judge(self, ranks: ScriptRanks, step: int | None, restarts: int) -> ScriptOutcome:
@@ -241,7 +248,13 @@ class ScriptSupervisor:
 
     def _pass_on(self, events: list[Event]) -> None:
         for event in events:
-            self._sink.take(event)
+            if not self._is_drawn and event.kind in ("step", "evaluate") and scalars(event):
+                self._is_drawn = (
+                    True  # importing it takes a second: not for a script without curves
+                )
+                self._sinks.append(TensorBoardSink(self._run.tensorboard))
+            for sink in self._sinks:
+                sink.take(event)
             self._on_event(event)
 
 
