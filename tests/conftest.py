@@ -8,8 +8,12 @@ A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 
 import hashlib
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import filelock
 import hypothesis
 import pytest
 
@@ -34,6 +38,7 @@ def pytest_configure(config):
     for name, meaning in _FOLDERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.addinivalue_line("markers", "full: another case of a slow test, in `make test-full`")
+    config.addinivalue_line("markers", "asks: begins with an empty cache, see `asked_before`")
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"  # the reason of every skip is printed
 
@@ -63,16 +68,48 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(kind))
 
 
+@pytest.fixture(scope="session")
+def asked_before(tmp_path_factory):
+    """A user's cache in which torch and the digits recipe have answered, and in which language
+    models stay: most of a command's time would be asking them again, in every test."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # for a few tests it does not pay
+        return None
+    folder = tmp_path_factory.getbasetemp().parent / "asked"  # of all workers
+    folder.mkdir(exist_ok=True)
+    with filelock.FileLock(folder / "lock"):
+        if not (folder / "phalanx").is_dir():
+            env = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+            for words in (["digits"], ["digits", "--machine", "A100-80"]):
+                command = [sys.executable, "-m", "phalanx", "plan", *words]
+                subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+            (folder / "phalanx" / "models").mkdir()
+    return folder / "phalanx"
+
+
 @pytest.fixture(autouse=True)
 def _restored_environment(request, tmp_path_factory):
     before = dict(os.environ)
     # No test sees what this user's commands have kept, nor what another test has.
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache" / name)
+    cache = tmp_path_factory.getbasetemp() / "cache" / name
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    runs_commands = not {"contract", "unit", "gpu"} & {
+        mark.name for mark in request.node.iter_markers()
+    }
+    if runs_commands and not request.node.get_closest_marker("asks"):
+        _take_over(request.getfixturevalue("asked_before"), cache / "phalanx")
     yield
     for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
     os.environ.update(before)
+
+
+def _take_over(asked, cache):
+    if asked is None or cache.exists():
+        return
+    for kind in ("torch", "traces"):
+        shutil.copytree(asked / kind, cache / kind)
+    (cache / "models").symlink_to(asked / "models")
 
 
 @pytest.hookimpl(wrapper=True)

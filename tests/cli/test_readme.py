@@ -61,9 +61,12 @@ def bash_commands():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One folder for all commands, as a reader would have; the recipe is in it."""
+def folder(tmp_path_factory, asked_before):
+    """One folder and one cache for all commands, as a reader would have; the recipe is in it."""
     path = tmp_path_factory.mktemp("readme")
+    if asked_before is not None:  # a language model is made once for all tests
+        (path / ".cache" / "phalanx").mkdir(parents=True)
+        (path / ".cache" / "phalanx" / "models").symlink_to(asked_before / "models")
     recipe = next(block for block in blocks("python") if "(Recipe)" in block)
     (path / "spirals.py").write_text(recipe, encoding="utf-8")
     return path
@@ -71,6 +74,7 @@ def folder(tmp_path_factory):
 
 def run(argv, folder):
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    env["XDG_CACHE_HOME"] = str(folder / ".cache")
     done = subprocess.run(
         argv,
         cwd=folder,

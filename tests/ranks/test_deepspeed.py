@@ -78,7 +78,14 @@ def findings(run):
 
 @pytest.mark.parametrize(
     ("stage", "ranks", "offload"),
-    [(1, 2, False), (2, 2, False), (3, 2, False), (3, 4, False), (2, 3, True), (3, 1, True)],
+    [
+        (1, 2, False),
+        pytest.param(2, 2, False, marks=pytest.mark.full),
+        (3, 2, False),
+        pytest.param(3, 4, False, marks=pytest.mark.full),
+        (2, 3, True),
+        pytest.param(3, 1, True, marks=pytest.mark.full),
+    ],
 )
 def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
     # Slots of 2, 3, 2, 3 with unequal weights: on 3 ranks two of them keep step with zeros.
@@ -91,14 +98,20 @@ def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
     ("stage", "ranks", "options", "changes"),
     [
         pytest.param(1, 2, {}, {"global_batch_size": 18}, id="accumulation-3"),
-        pytest.param(3, 2, {}, {"global_batch_size": 18}, id="accumulation-3-cut"),
+        pytest.param(
+            *(3, 2, {}, {"global_batch_size": 18}), id="accumulation-3-cut", marks=pytest.mark.full
+        ),
         pytest.param(2, 2, {"late_weight": True}, {"offload": True}, id="late-weight"),
         # Over two samples BatchNorm would leave rounding error alone of a gradient.
         pytest.param(
             2, 2, {"batchnorm": True}, {"global_batch_size": 20, "micro_batch_size": 10}, id="norms"
         ),
         pytest.param(3, 2, {}, {"activation_checkpointing": "on"}, id="recomputed"),
-        pytest.param(1, 2, {"unused": True, "frozen": True}, {}, id="unused-and-frozen"),
+        pytest.param(
+            *(1, 2, {"unused": True, "frozen": True}, {}),
+            id="unused-and-frozen",
+            marks=pytest.mark.full,
+        ),
         pytest.param(3, 2, {"unused": True, "frozen": True}, {}, id="unused-and-frozen-cut"),
         # ZeRO alone would lose gradients of a layer that the last pass of a step does not reach,
         # and add old ones to a layer that the first does not: 4 passes, of 2, 3, 2, 3 samples.
@@ -251,10 +264,10 @@ def test_bf16_keeps_fp32_weights_and_frozen_ones_in_bf16(pool, tmp_path):
     ("stage", "ranks", "changes"),
     [
         (1, 2, {"precision": "bf16"}),
-        (1, 4, {}),
+        pytest.param(1, 4, {}, marks=pytest.mark.full),
         (2, 2, {"optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.0}}),
-        (2, 4, {"precision": "bf16"}),
-        (3, 2, {"precision": "bf16"}),
+        pytest.param(2, 4, {"precision": "bf16"}, marks=pytest.mark.full),
+        pytest.param(3, 2, {"precision": "bf16"}, marks=pytest.mark.full),
         (3, 4, {}),
     ],
 )

@@ -75,7 +75,7 @@ def metrics_of(tensors):
 
 
 @pytest.mark.parametrize("warmup", [False, True], ids=["constant", "warmup"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
 def test_every_world_size_has_a_plain_loops_average(pool, tmp_path, ranks, warmup):
     ema = {"decay": 0.9, "warmup": warmup}
     run = make_run(tmp_path, ranks=ranks, ema=ema, options=OPTIONS)
@@ -102,8 +102,8 @@ def unbroken(pool, tmp_path_factory):
     return unbroken_runs(pool, tmp_path_factory, **CHANGES)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stop", [1, 4, 5, 11])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("stop", [1, 5, pytest.param(4, marks=pytest.mark.full), 11])
 def test_a_resumed_average_equals_the_unbroken_one(pool, tmp_path, unbroken, ranks, stop):
     run = make_run(tmp_path, ranks=ranks, **CHANGES, stop_after=f"{stop} steps")
     train(pool, run, ranks=ranks)

@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.launch.launcher import READ_LATE, Launcher, LauncherError
+from phalanx.launch.trace import trace_recipe
 from phalanx.run.directory import RunDirectory
 from tests.ranks.command import finish, is_alive, phalanx, rank_pids, start, wait_for_step
 from tests.ranks.runs import RECIPE
@@ -133,6 +134,38 @@ def test_imports_start_no_thread_and_read_nothing_that_ranks_are_told_later(tmp_
     assert done.returncode == 0, done.stderr
     # torch makes this folder when it is imported, and asks again whenever it needs it.
     assert READ_LATE & set(done.stdout.split()) <= {"TORCHINDUCTOR_CACHE_DIR"}
+
+
+LEAVES = """
+    def check(self):
+        Path(self.options.file).write_text(str(os.getppid()))
+        os._exit(7)
+"""
+
+
+def test_the_launcher_answers_what_a_recipe_is_and_outlives_one_that_leaves(tmp_path):
+    file, recipe = tmp_path / "parent", tmp_path / "leaves.py"
+    recipe.write_text(
+        "import os\nfrom pathlib import Path\nfrom phalanx.recipe import Options, Recipe\n"
+        "class Leaves(Recipe):\n    class Options(Options):\n        file: str\n" + LEAVES
+    )
+    with Launcher() as launcher:
+        launcher.start({})
+        (own,) = psutil.Process().children()
+        trace, (finding,) = trace_recipe(f"{recipe}:Leaves", {"file": str(file)}, (), launcher)
+        assert trace is None
+        assert "exit code 7" in finding.why
+        assert file.read_text() == str(own.pid), "a fork of the launcher"
+        answered, findings = trace_recipe(RECIPE, {}, (), launcher)
+        assert own.is_running()
+    assert not findings
+    alone, _ = trace_recipe(RECIPE, {})
+    measured = ("fetch", "fetch_s")
+    for found in (answered, alone):
+        assert found is not None
+    assert {k: v for k, v in answered.to_json().items() if not k.startswith(measured)} == {
+        k: v for k, v in alone.to_json().items() if not k.startswith(measured)
+    }
 
 
 def test_a_broken_torch_is_told_with_its_last_words_and_nothing_is_left(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from phalanx.errors import ExitCode
@@ -121,10 +122,16 @@ def test_killed_supervisor_leaves_no_ranks(tmp_path):
     assert not any(is_alive(pid) for pid in pids.values())
 
 
-def test_second_supervisor_on_the_same_run_is_refused(tmp_path):
+def test_ranks_listen_on_loopback_only_and_a_second_supervisor_is_refused(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
     run = wait_for_step(process, tmp_path, 5)
+    listening = [
+        connection.laddr.ip
+        for pid in (process.pid, *rank_pids(run).values())
+        for connection in psutil.Process(pid).net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
     before = run.plan_file.read_text()
     code, _, err = phalanx("train", "--resume", cwd=tmp_path)
     assert code == ExitCode.USAGE
@@ -133,6 +140,8 @@ def test_second_supervisor_on_the_same_run_is_refused(tmp_path):
     assert run.plan_file.read_text() == before, "the refused one changed the plan"
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == ExitCode.STOPPED
+    assert listening, "ranks on two processes must listen somewhere"
+    assert set(listening) <= {"127.0.0.1", "::1"}
 
 
 def test_exception_in_a_recipe_is_a_finding_with_its_line(tmp_path):
@@ -153,24 +162,6 @@ def test_exception_in_a_recipe_is_a_finding_with_its_line(tmp_path):
     assert f"broken.py:{line}" in err
     assert "Traceback" not in err
     assert "Traceback" in latest(tmp_path).log_file(0).read_text()
-
-
-def test_ranks_listen_on_loopback_only(tmp_path):
-    import psutil
-
-    write_job(tmp_path)
-    process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
-    run = wait_for_step(process, tmp_path, 5)
-    listening = [
-        connection.laddr.ip
-        for pid in (process.pid, *rank_pids(run).values())
-        for connection in psutil.Process(pid).net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    process.send_signal(signal.SIGTERM)
-    finish(process)
-    assert listening, "ranks on two processes must listen somewhere"
-    assert set(listening) <= {"127.0.0.1", "::1"}
 
 
 def test_stop_while_the_ranks_start_is_a_stop(tmp_path):

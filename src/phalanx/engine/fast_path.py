@@ -15,7 +15,6 @@ That is one more compilation, which the caches keep; other models are compared a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from phalanx.engine.buffers import untouched
+from phalanx.engine.closeness import ROUNDING, Distance, Gradients, distance_of, too_far
 from phalanx.engine.data import MicroBatch
 from phalanx.engine.device_memory import clear_device
 from phalanx.engine.graph import GraphedStep
@@ -40,24 +40,7 @@ if TYPE_CHECKING:
     from phalanx.engine.speed import Compiler
 
 RunBackward = Callable[[MicroBatch], Mapping[str, Tensor]]
-Gradients = list[Tensor | None]
-"""Of each parameter; last the sums of the loss."""
 
-# Half a unit in the last place of what is multiplied: bf16 keeps 8 bits, fp16 and TF32 11. Under
-# fp64 a recipe may well compute some of its loss in fp32.
-_ROUNDING = {"bf16": 2**-9, "fp16": 2**-12, "tf32": 2**-12, "fp32": 2**-25, "fp64": 2**-25}
-# Roundings that gradients may be apart at least; sums of a million numbers in fp32 in another order
-# are some hundreds of them apart, in a narrow type they are added up in fp32.
-_ROUNDINGS = {"fp32": 2**11, "fp64": 2**11}
-_FEW_ROUNDINGS = 32
-_NOISE = 4.0  # times what rounding the weights alone changes: a deep model with norms amplifies it
-_NOISE_OF_ONE = 8.0  # the same of one tensor: of hundreds, one is always far off
-# Gradients without anything in common are 1.4 apart. A deep model with norms at its random start
-# may be as far from itself by rounding alone (ResNet-50 in bf16): what is no further is no
-# difference, and the loss, which rounding hardly moves, is what tells.
-_MOST = 0.5
-_AS_FAR = 1.5
-_SMALL = 16  # elements of a tensor that is not judged alone: chance
 _OTHER_SLOT = 1 << 20  # seeds other dropout masks than any slot of the first step
 
 
@@ -95,17 +78,6 @@ def say_dropped(dropped: Iterable[Dropped]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-class Distance(NamedTuple):
-    """How far gradients are from others, relative to their norm."""
-
-    whole: float
-    each: list[float]
-    """By parameter."""
-    weight: list[float]
-    """Norm of each parameter's gradient, relative to all."""
-    loss: float
-
-
 class FastPath:
     """What of a rank's fast path can be turned off, topmost rung first."""
 
@@ -115,9 +87,8 @@ class FastPath:
         self._compiler = compiler
         self._model = strategy.model
         self._precision = strategy.precision
-        named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
+        self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
+        self._parameters = [parameter for _, parameter in self._named]
         self.is_compared = False
         """Whether settling held it against the recipe as it is written."""
 
@@ -174,7 +145,7 @@ class FastPath:
                 if is_random:
                     reference = self._gradients(micro_batch, run)
                 with self._off_by_a_rounding():
-                    noise = self._distance(reference, self._gradients(micro_batch, run))
+                    noise = self._apart(reference, self._gradients(micro_batch, run))
             with self._drawing_as_written() if is_random else nullcontext():
                 return self._drop_until_close(reference, noise, micro_batch, run)
 
@@ -185,47 +156,21 @@ class FastPath:
         """Whether gradients depend on the seed: the same seed again, with operators that add up in
         any order, is much closer."""
         other = micro_batch._replace(slot=micro_batch.slot + _OTHER_SLOT)
-        same = self._distance(reference, self._gradients(micro_batch, run))
-        return self._distance(reference, self._gradients(other, run)).whole > 8 * same.whole
+        same = self._apart(reference, self._gradients(micro_batch, run))
+        return self._apart(reference, self._gradients(other, run)).whole > 8 * same.whole
 
     def _drop_until_close(
         self, reference: Gradients, noise: Distance, micro_batch: MicroBatch, run: RunBackward
     ) -> list[Dropped]:
         dropped = []
         while rungs := self.rungs():
-            found = self._distance(reference, self._gradients(micro_batch, run))
-            why = self._too_far(found, noise)
+            found = self._apart(reference, self._gradients(micro_batch, run))
+            why = too_far(found, noise, self._named, self._precision.name)
             if why is None:
                 break
             self._drop(rungs[0])
             dropped.append(Dropped(rungs[0], self._differs(rungs[0], why)))
         return dropped
-
-    def _too_far(self, found: Distance, noise: Distance) -> str | None:
-        name = self._precision.name
-        least = _ROUNDINGS.get(name, _FEW_ROUNDINGS) * _ROUNDING[name]
-        of_loss = max(least, _NOISE_OF_ONE * noise.loss)
-        if not found.loss <= of_loss:
-            return self._say("the loss is", "itself", found.loss, of_loss, noise.loss)
-        allowed = min(_MOST, max(least, _NOISE * noise.whole))
-        allowed = max(allowed, _AS_FAR * noise.whole)
-        if not found.whole <= allowed:
-            what = "the gradient of all parameters is"
-            return self._say(what, "its norm", found.whole, allowed, noise.whole)
-        for index, parameter in enumerate(self._parameters):
-            own = max(4 * least, _NOISE_OF_ONE * noise.each[index])
-            is_judged = parameter.numel() >= _SMALL and found.weight[index] > allowed
-            if is_judged and found.each[index] > own:
-                what = f"the gradient of `{self._names[index]}` is"
-                return self._say(what, "its norm", found.each[index], own, noise.each[index])
-        return None
-
-    def _say(self, what: str, whole: str, found: float, allowed: float, noise: float) -> str:
-        return (
-            f"{what} {found:.2g} of {whole} away from that of the recipe as it is written, "
-            f"{allowed:.2g} is allowed ({self._precision.name}; rounding the weights once changes "
-            f"that by {noise:.2g})"
-        )
 
     def _gradients(self, micro_batch: MicroBatch, run: RunBackward) -> Gradients:
         sums = run(micro_batch)
@@ -235,24 +180,8 @@ class FastPath:
             parameter.grad = None
         return found
 
-    def _distance(self, reference: Gradients, other: Gradients) -> Distance:
-        """Over all ranks; a gradient that was not finite as written says nothing."""
-        rows = [_norms(a, b) for a, b in zip(reference, other, strict=True)]
-        # Gradients may be on the host, where their state is.
-        table = torch.stack([row.to(rows[0].device) for row in rows]).cpu().double().square()
-        if pending := self._strategy.process.reduce_control(table):
-            pending.wait()
-        (*differing, of_loss), (*sizes, loss) = table.T.tolist()
-        total = math.sqrt(sum(sizes)) or 1.0
-        return Distance(
-            math.sqrt(sum(differing)) / total,
-            [
-                math.sqrt(d / s) if s else (0.0 if d == 0 else math.inf)
-                for d, s in zip(differing, sizes, strict=True)
-            ],
-            [math.sqrt(size) / total for size in sizes],
-            math.sqrt(of_loss / loss) if loss else 0.0,
-        )
+    def _apart(self, reference: Gradients, other: Gradients) -> Distance:
+        return distance_of(reference, other, self._strategy.process)
 
     @contextmanager
     def _as_written(self) -> Iterator[None]:
@@ -275,7 +204,7 @@ class FastPath:
     @contextmanager
     def _off_by_a_rounding(self) -> Iterator[None]:
         """Inside, every weight is a rounding of the precision larger or smaller."""
-        unit = _ROUNDING[self._precision.name]
+        unit = ROUNDING[self._precision.name]
         weights = [local_part(p) for p in self._parameters if p.is_floating_point()]
         kept = [weight.clone() for weight in weights]
         with torch.no_grad():
@@ -298,20 +227,6 @@ class FastPath:
             severity="warning",
         )
         return priced(finding, self._plan, rung)
-
-
-def _norms(reference: Tensor | None, other: Tensor | None) -> Tensor:
-    """Of the difference, and of the reference."""
-    known = reference if reference is not None else other
-    if known is None:
-        return torch.zeros(2)
-    nothing = torch.zeros_like(known)
-    reference = nothing if reference is None else reference
-    other = nothing if other is None else other
-    size = torch.linalg.vector_norm(reference).float()
-    differing = torch.linalg.vector_norm(other - reference).float()
-    row = torch.stack([torch.nan_to_num(differing, nan=math.inf, posinf=math.inf), size])
-    return torch.where(torch.isfinite(size), row, torch.zeros_like(row))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _be_rank(run: Path, attempt: int, environment: dict[str, str], parent: int) 
     """Never returns: what the stack below belongs to is the launcher's."""
     code = 1
     try:
-        _become_new(environment)
+        become_new(environment)
         sys.argv = [sys.argv[0], str(run)]
         code = run_rank(run, attempt) if os.getppid() == parent else 1
     except SystemExit as leave:
@@ -65,7 +65,7 @@ def _be_rank(run: Path, attempt: int, environment: dict[str, str], parent: int) 
     os._exit(code)
 
 
-def _become_new(environment: dict[str, str]) -> None:
+def become_new(environment: dict[str, str]) -> None:
     """What a new process would have: its own session, signals, files, environment and numbers.
     Standard input is /dev/null, as the launcher's."""
     os.setsid()  # whoever kills the rank takes its loader processes too

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from phalanx.engine.buffers import untouched
 from phalanx.engine.data import MicroBatch, StepInput, map_tensors
+from phalanx.engine.fixed_places import Numbers, copy_batch, sign_of
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
 from phalanx.engine.step import StepResult, device_seeder, late_weight_finding, weight_name
@@ -62,23 +63,6 @@ class _Kind:
     """At fixed addresses."""
 
 
-@dataclass
-class _Numbers:
-    """Numbers that change from step to step, at one fixed address."""
-
-    tensor: Tensor
-    names: list[str]
-    """Of the terms whose weights come first; learning rates of the groups follow."""
-    last: list[float] = field(default_factory=list)
-
-    def put(self, values: list[float]) -> None:
-        if values != self.last:
-            # From memory that is not pinned: it is read before this returns, so that the host may
-            # run ahead.
-            self.tensor.copy_(torch.tensor(values, dtype=self.tensor.dtype), non_blocking=True)
-            self.last = values
-
-
 class GraphedStep:
     """Runs optimizer steps of one rank that holds the whole model."""
 
@@ -92,7 +76,7 @@ class GraphedStep:
         self._pool: Any = None
         self._kinds: dict[Any, _Kind] = {}
         self._places: dict[Any, MicroBatch] = {}
-        self._numbers: _Numbers | None = None
+        self._numbers: Numbers | None = None
         self._is_dropped = False
         self.findings: list[Finding] = []
         """What came up since somebody looked."""
@@ -103,7 +87,7 @@ class GraphedStep:
         lr = self._put_numbers(step)
         if self._is_dropped or is_first or not step.micro_batches:
             return self._run_as_it_is(step, lr)
-        signs = tuple(_sign(micro_batch) for micro_batch in step.micro_batches)
+        signs = tuple(sign_of(micro_batch) for micro_batch in step.micro_batches)
         kind = self._kinds.get(signs)
         if kind is None:
             try:
@@ -113,7 +97,7 @@ class GraphedStep:
                 return self._run_as_it_is(step, lr)
             self._kinds[signs] = kind
         for passes, micro_batch in zip(kind.passes, step.micro_batches, strict=True):
-            _copy(micro_batch, passes.place)
+            copy_batch(micro_batch, passes.place)
             self._seed(step.share.step, micro_batch.slot)
             passes.graph.replay()
         kind.update.replay()
@@ -187,7 +171,7 @@ class GraphedStep:
                     graph = self._record(functools.partial(self._pass, place, result))
                     known[key] = _Passes(graph, place)
                 passes.append(known[key])
-                _copy(micro_batch, known[key].place)
+                copy_batch(micro_batch, known[key].place)
                 self._seed(step.share.step, micro_batch.slot)
                 known[key].graph.replay()
             now = self._norms()
@@ -278,7 +262,7 @@ class GraphedStep:
                 dtype=torch.float64 if wide else torch.float32,
                 device=self._device,
             )
-            self._numbers = _Numbers(tensor, names)
+            self._numbers = Numbers(tensor, names)
             for index, group in enumerate(groups):
                 group["lr"] = tensor[len(names) + index]
                 if "capturable" in group:
@@ -296,43 +280,6 @@ class GraphedStep:
         seed = dropout_seed(self._run_seed, step, slot)
         torch.default_generator.manual_seed(seed)
         self._seed_device(seed)
-
-
-def _sign(micro_batch: MicroBatch) -> tuple[Any, ...]:
-    """What must be equal for a graph to be replayed."""
-    found: list[Any] = []
-    _look(micro_batch.batch, found)
-    return (*found, micro_batch.keys.shape)
-
-
-def _look(tree: Any, found: list[Any]) -> None:
-    if isinstance(tree, Tensor):
-        found += (tree.shape, tree.dtype, tree.stride())
-    elif isinstance(tree, dict):
-        for name, value in tree.items():
-            found.append(name)
-            _look(value, found)
-    elif isinstance(tree, (list, tuple)):
-        found.append(len(tree))
-        for value in tree:
-            _look(value, found)
-    else:
-        found.append(tree)
-
-
-def _copy(source: MicroBatch, place: MicroBatch) -> None:
-    torch._foreach_copy_(_tensors(place), _tensors(source), non_blocking=True)
-
-
-def _tensors(micro_batch: MicroBatch) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors((micro_batch.batch, micro_batch.keys), collect)
-    return found
 
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

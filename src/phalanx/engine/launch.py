@@ -2,6 +2,7 @@
 
 `python -m phalanx.engine launch FD`; the socket FD leads to the command (run/channel.py):
 
+    {"ask", "files", "environment"}            -> {"answered"}: a fork has written the answer
     {"run", "ranks", "attempt", "environment"} -> {"started"}, then {"failures"} or {"error"}
     {"signal"}                                 -> sent to the ranks
 
@@ -17,6 +18,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from phalanx.engine.question import Question
 from phalanx.engine.rank import end_with_parent
 from phalanx.run.channel import Channel
 
@@ -26,6 +28,13 @@ def serve(descriptor: int) -> None:
     end_with_parent()
     channel = Channel(socket.socket(fileno=descriptor))
     gc.disable()  # imports make no garbage worth looking for: a tenth of their time
+    import phalanx.engine.worker  # noqa: F401
+
+    try:
+        first = channel.receive(0)  # what a recipe is, as a rule: answered while the rest imports
+    except EOFError:
+        return
+    question = Question(first) if first is not None and "ask" in first else None
     import_for_ranks()
     gc.freeze()  # what was imported is never looked at again, so its pages stay shared
     gc.enable()
@@ -33,9 +42,14 @@ def serve(descriptor: int) -> None:
 
     while True:
         try:
-            record = channel.receive(None)
+            if question is not None:
+                channel.send({"answered": question.wait()})
+                first = question = None
+            record, first = first or channel.receive(None), None
+            if record is not None and "ask" in record:
+                question = Question(record)
             if record is None or "run" not in record:
-                continue  # a signal for ranks that are gone
+                continue  # a question, or a signal for ranks that are gone
             request = RankRequest(
                 Path(record["run"]), record["ranks"], record["attempt"], record["environment"]
             )

@@ -4,7 +4,8 @@ from phalanx.job.device_rules import gpu_findings, ranks_asked
 from phalanx.job.load import LoadedJob, Override, load_job, parse_override
 from phalanx.job.origin import Origin
 from phalanx.job.rules import check_job
-from phalanx.job.schema import Interval, Job
+from phalanx.job.schema import Job
+from phalanx.job.values import Interval
 
 __all__ = [
     "Interval",

@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from phalanx.errors import Finding
 from phalanx.job.origin import Origin, parse_scalar, show
-from phalanx.job.schema import Interval, Job
+from phalanx.job.schema import Job
+from phalanx.job.values import Interval
 
 ALIASES = {
     "lr": "optimizer.lr",

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phalanx.job.schema import Interval
+from phalanx.job.values import Interval
 
 _INT = re.compile(r"[-+]?\d+|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")

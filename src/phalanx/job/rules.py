@@ -15,7 +15,7 @@ from phalanx.job.device_rules import check_devices, keep_one, ranks_asked
 from phalanx.job.load import LoadedJob
 from phalanx.job.origin import format_value
 from phalanx.job.paths import check_init_from, check_output, check_recipe
-from phalanx.job.schema import Interval
+from phalanx.job.values import Interval
 
 
 def check_job(loaded: LoadedJob, *, known_recipes: Collection[str]) -> list[Finding]:

@@ -6,103 +6,16 @@ docs/reference/job.md all print it. Rules that need more than one key are in `jo
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, Field
 
-Unit = Literal["steps", "epochs", "minutes", "percent"]
+from phalanx.job.values import Cache, Every, Fast, Interval, Strict, Switch
 
 _MANY = 10**9  # more epochs, steps or samples at a time than anybody means
-_INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?|minutes?|min|%|percent)?\s*$")
-_UNITS: dict[str, Unit] = {
-    "step": "steps",
-    "epoch": "epochs",
-    "minute": "minutes",
-    "min": "minutes",
-    "%": "percent",
-    "percent": "percent",
-}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-
-class Interval(_Strict):
-    """A length of training: `500 steps`, `2 epochs`, `10 minutes` or `5%` of all steps."""
-
-    count: float
-    unit: Unit
-
-    def __str__(self) -> str:
-        number = int(self.count) if self.count == int(self.count) else self.count
-        return f"{number}%" if self.unit == "percent" else f"{number} {self.unit}"
-
-
-def parse_interval(value: Any) -> Any:
-    """Turn `500`, `"2 epochs"` or `"5%"` into an Interval; a bare number counts steps."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return value
-    match = _INTERVAL.match(str(value))
-    if match is None:
-        raise ValueError(
-            f"{value!r} is no interval; write `500 steps`, `2 epochs`, `10 minutes` or `5%`"
-        )
-    word = match[2] or "steps"
-    unit = _UNITS[word if word in _UNITS else word.removesuffix("s")]
-    return Interval(count=float(match[1]), unit=unit)
-
-
-Every = Annotated[
-    Interval,
-    BeforeValidator(parse_interval),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["500 steps", "2 epochs"]}),
-]
-
-
-def parse_switch(value: Any) -> Any:
-    """Turn `true` and `false` into `on` and `off`: many YAML readers take the words for them."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Switch = Annotated[
-    Literal["auto", "on", "off"],
-    BeforeValidator(parse_switch),
-    WithJsonSchema({"enum": ["auto", "on", "off", True, False]}),
-]
-
-
-Fast = Annotated[
-    Literal["auto", "off"],
-    BeforeValidator(parse_switch),
-    WithJsonSchema({"enum": ["auto", "off", False]}),
-]
-
-
-def parse_cache(value: Any) -> Any:
-    """Turn `true` and `false` into `ram` and `off`."""
-    return {True: "ram", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Cache = Annotated[
-    Literal["off", "ram"],
-    BeforeValidator(parse_cache),
-    WithJsonSchema({"enum": ["off", "ram", True, False]}),
-]
-
-
-class Devices(_Strict):
+class Devices(Strict):
     """Where to train. Nothing given: every GPU, else MPS, else two CPU processes."""
 
     gpus: Literal["all"] | int | list[int] | None = None
@@ -116,7 +29,7 @@ class Devices(_Strict):
     """Seconds that a rank waits for the others in an exchange before it gives up."""
 
 
-class Optimizer(_Strict):
+class Optimizer(Strict):
     """The optimizer and its learning rate."""
 
     name: Literal["adamw", "sgd"] = "adamw"
@@ -143,7 +56,7 @@ class Optimizer(_Strict):
     """Clip the global gradient norm to this value."""
 
 
-class Schedule(_Strict):
+class Schedule(Strict):
     """How the learning rate moves. It counts optimizer steps, never processes."""
 
     name: Literal["constant", "linear", "cosine"] = "cosine"
@@ -154,7 +67,7 @@ class Schedule(_Strict):
     """What the rate falls towards, as a fraction of the peak rate."""
 
 
-class Ema(_Strict):
+class Ema(Strict):
     """The exponential moving average of the weights, kept beside them and saved with them."""
 
     decay: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)
@@ -166,7 +79,7 @@ class Ema(_Strict):
     weights themselves."""
 
 
-class Evaluate(_Strict):
+class Evaluate(Strict):
     """When to evaluate, and what counts as best."""
 
     every: Every | None = Interval(count=1, unit="epochs")
@@ -183,7 +96,7 @@ class Evaluate(_Strict):
     """Stop after this many evaluations in a row without a better metric."""
 
 
-class Checkpoint(_Strict):
+class Checkpoint(Strict):
     """When to save, and how much to keep."""
 
     every: Every | None = Interval(count=1, unit="epochs")
@@ -193,7 +106,7 @@ class Checkpoint(_Strict):
     the one that is damaged."""
 
 
-class Loader(_Strict):
+class Loader(Strict):
     """How samples reach the model."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
@@ -207,7 +120,7 @@ class Loader(_Strict):
     what is free, one copy for all ranks and loader processes. The same bits."""
 
 
-class Ddp(_Strict):
+class Ddp(Strict):
     """Settings of PyTorch's DistributedDataParallel."""
 
     find_unused_parameters: Literal["auto"] | bool = "auto"
@@ -216,7 +129,7 @@ class Ddp(_Strict):
     """Gradient bucket size in MiB. Default: torch's own, 25 MiB with a first bucket of 1 MiB."""
 
 
-class Fsdp(_Strict):
+class Fsdp(Strict):
     """Settings of PyTorch's FSDP2, which spreads weights, gradients and optimizer state."""
 
     shard_ranks: int | None = Field(default=None, ge=1)
@@ -233,7 +146,7 @@ class Fsdp(_Strict):
     `parts`, one tensor at a time. `auto` goes by the host's memory."""
 
 
-class Deepspeed(_Strict):
+class Deepspeed(Strict):
     """Settings of DeepSpeed's ZeRO, for `strategy: deepspeed`."""
 
     stage: Literal[1, 2, 3] = 2
@@ -247,7 +160,7 @@ class Deepspeed(_Strict):
     keys of this job, the rest goes to DeepSpeed; the run keeps its content."""
 
 
-class Logging(_Strict):
+class Logging(Strict):
     """What is written down while training."""
 
     every: int = Field(default=10, ge=1)
@@ -256,7 +169,7 @@ class Logging(_Strict):
     """Write TensorBoard event files into the run directory."""
 
 
-class Job(_Strict):
+class Job(Strict):
     """A training job: what to train, on how much, for how long."""
 
     schema_version: Literal[1] = 1

@@ -11,33 +11,39 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding
+from phalanx.launch.launcher import Launcher
 
 
 def ask_engine(
-    verb: str, question: dict[str, Any], *, timeout_s: float
+    verb: str, question: dict[str, Any], *, timeout_s: float, launcher: Launcher | None = None
 ) -> tuple[dict[str, Any] | None, str]:
-    """The answer to a question, or why there is none."""
+    """The answer to a question, or why there is none. A launcher that has begun answers it with the
+    torch that it imports anyway."""
     with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
-        request, result = Path(folder, "request.json"), Path(folder, "result.json")
+        request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
         request.write_text(json.dumps(question), encoding="utf-8")
-        argv = [sys.executable, "-m", "phalanx.engine", verb, str(request), str(result)]
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # nothing asked here touches a GPU
-        try:
-            done = subprocess.run(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"it did not answer within {timeout_s:g} s"
+        code = None
+        if launcher is not None:
+            code = launcher.ask(verb, (request, result, said), env, timeout_s)
+        if code is None:
+            argv = [sys.executable, "-m", "phalanx.engine", verb, str(request), str(result)]
+            try:
+                with said.open("wb") as output:
+                    code = subprocess.run(
+                        argv,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=output,
+                        timeout=timeout_s,
+                        check=False,
+                    ).returncode
+            except subprocess.TimeoutExpired:
+                return None, f"it did not answer within {timeout_s:g} s"
         if not result.is_file():
-            lines = done.stderr.strip().splitlines()[-3:]
-            return None, f"exit code {done.returncode}: {' | '.join(lines)}"
+            lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            return None, f"exit code {code}: {' | '.join(lines)}"
         answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return answer, ""
 

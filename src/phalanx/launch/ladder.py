@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.job import Override
-from phalanx.job.schema import Interval
+from phalanx.job.values import Interval
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, Source, open_run
 from phalanx.launch.run_folder import RunFailedError, run_folder

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -103,6 +104,23 @@ class Launcher:
             self.start(environment)
         self._has_ranks = True
         self.send({**record, "environment": environment})
+
+    def ask(
+        self, verb: str, files: Sequence[Path], environment: dict[str, str], timeout_s: float
+    ) -> int | None:
+        """Have a question answered by a fork that has torch already, in files: what is asked, the
+        answer, what is said meanwhile. Returns the exit code; None where it cannot be."""
+        if self._process is None or self._has_ranks or sys.platform != "linux":
+            return None
+        record = {"ask": verb, "files": [str(file) for file in files], "environment": environment}
+        try:
+            self.send(record)
+            answer = self.receive(timeout_s)
+        except LauncherError:  # said when ranks are asked for
+            return None
+        if answer is None:
+            self.close()
+        return answer["answered"] if answer is not None else None
 
     def send(self, record: dict[str, Any]) -> None:
         assert self._channel is not None, "it was started"

@@ -115,7 +115,9 @@ def prepare(
         is_elsewhere=is_elsewhere,
         # What continues must know the data as it is now.
         ask_trace=ask_trace
-        or remembering(trace_recipe, is_fresh=is_fresh or continued is not None),
+        or remembering(
+            partial(trace_recipe, launcher=launcher), is_fresh=is_fresh or continued is not None
+        ),
         ask_torch=None if is_fresh else remembering_torch(),
     )
     if adapt is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.launch.engine_child import ask_engine, findings_of
+from phalanx.launch.launcher import Launcher
 from phalanx.planner.trace import Trace
 
 _TIMEOUT_S = 600
@@ -16,10 +17,15 @@ AskTrace = Callable[[str, dict[str, Any], tuple[str, ...]], Answer]
 """Of a recipe, its options, and the precisions in which compiled code is wanted too."""
 
 
-def trace_recipe(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
+def trace_recipe(
+    spec: str,
+    options: dict[str, Any],
+    compiled: tuple[str, ...] = (),
+    launcher: Launcher | None = None,
+) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either."""
     asked = {"recipe": spec, "options": options, "compiled": compiled}
-    answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S)
+    answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher)
     if answer is None:
         return None, [_silent(spec, silent_because)]
     trace = Trace.from_json(answer["trace"]) if answer["trace"] else None

@@ -26,7 +26,7 @@ from typing import Any
 from phalanx.errors import Finding, errors_of
 from phalanx.launch.trace import Answer, AskTrace
 from phalanx.planner.trace import Trace
-from phalanx.recipe.load import recipe_file, recipe_fingerprint
+from phalanx.recipe.load import builtin_recipes, recipe_file, recipe_fingerprint
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
 
@@ -59,7 +59,8 @@ def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
 
 
 def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str | None:
-    """What an answer depends on; None where that cannot be told."""
+    """What an answer depends on; None where that cannot be told. A recipe may read anything in the
+    folder it is asked in; a built-in one reads what its options name."""
     try:
         parts = [
             spec,
@@ -67,7 +68,7 @@ def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str |
             _stamp(recipe_file(spec).parent, ".py"),
             json.dumps(options, sort_keys=True),
             f"compiled: {compiled}",
-            str(Path.cwd()),
+            "" if spec in builtin_recipes() and not _named(options) else str(Path.cwd()),
             *installed(),
         ]
     except (OSError, ValueError, TypeError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.job.schema import Interval, Job
+from phalanx.job.schema import Job
+from phalanx.job.values import Interval
 from phalanx.planner.learning_rate import in_steps
 from phalanx.planner.plan import Decision
 from phalanx.planner.trace import Trace

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from phalanx.job.schema import Interval, Job
+from phalanx.job.schema import Job
+from phalanx.job.values import Interval
 from phalanx.planner.plan import Decision
 
 # Below this total batch the unscaled rate is the first thing to try; Goyal et al. 2017 ("Accurate,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
@@ -28,6 +27,7 @@ from phalanx.planner.fit import fit_findings
 from phalanx.planner.forecast_reasons import with_forecast
 from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.frozen import choose_frozen_precision, frozen_by_deepspeed
+from phalanx.planner.identity import identity_of
 from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
@@ -46,6 +46,7 @@ from phalanx.planner.rungs import (
     settle_rung,
     without_each,
 )
+from phalanx.planner.speedup import speedup_interval, speedup_over
 from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
@@ -67,7 +68,7 @@ def solve_plan(
     scaled = on_ranks(job, machine, 1)
     alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration, plan.compile)
     interval = list(speedup_interval(plan, alone))
-    return replace(plan, speedup=_speedup(plan, alone), speedup_range=interval), findings
+    return replace(plan, speedup=speedup_over(plan, alone), speedup_range=interval), findings
 
 
 def _solve_fastest(
@@ -223,7 +224,7 @@ def _solve(
         ),
         device_bytes=smallest_memory(placement.cards) if device == "cuda" else None,
         shrunk=previous.shrunk if previous is not None else {},
-        identity=_identity(job, trace, batch, precision.value),
+        identity=identity_of(job, trace, batch, precision.value),
     )
     rates, about_rates = device_rates(machine, device, placement.cards, threads.value, calibration)
     plan = with_measured_activations(job, trace, plan, placement.cards, calibration)
@@ -285,30 +286,6 @@ def _follow_micro_batch(
     )
 
 
-def _speedup(plan: Plan, alone: Plan) -> Decision[float]:
-    """Throughput over that of one rank."""
-    if plan.forecast is None or alone.forecast is None:
-        return plan.speedup
-    rate, single = plan.forecast.samples_per_s, alone.forecast.samples_per_s
-    value, ranks = rate / single, plan.ranks.value
-    low, high = speedup_interval(plan, alone)
-    return Decision(
-        round(value, 2),
-        f"{rate:,.0f} samples/s on {ranks} ranks, {single:,.0f} on one: efficiency "
-        f"{100 * value / ranks:.0f} %; {low:.2f} to {high:.2f}",
-    )
-
-
-def speedup_interval(plan: Plan, alone: Plan) -> tuple[float, float]:
-    """What the speed-up lies within: how much ranks differ, and how fast they exchange, is least
-    certain. An error in what one device computes is the same on both sides."""
-    if plan.forecast is None or alone.forecast is None:
-        return plan.speedup.value, plan.speedup.value
-    batch, single = plan.global_batch_size.value, alone.forecast.samples_per_s
-    slow, quick = (batch / step for step in (plan.forecast.at_worst(), plan.forecast.at_best()))
-    return slow / single, quick / single
-
-
 def _choose_ema(job: Job) -> Decision[float | None]:
     ema = job.ema
     if ema.decay is None:
@@ -345,21 +322,3 @@ def _worker_env(
 
 def _unknown(plan: Plan) -> None:
     """The forecast for a device of which nothing is known."""
-
-
-def _identity(job: Job, trace: Trace, batch: BatchPlan, precision: str) -> dict[str, Any]:
-    # Only where it is on: a run from before there was such a key is one without.
-    synced = {"sync_batchnorm": True} if job.sync_batchnorm and trace.has_batchnorm else {}
-    return {
-        **synced,
-        "recipe": job.recipe,
-        "recipe_fingerprint": trace.recipe_fingerprint,
-        "options": trace.options,
-        "data_fingerprint": trace.data_fingerprint,
-        "num_samples": trace.num_samples,
-        "seed": job.seed,
-        "global_batch_size": batch.global_batch_size,
-        "optimizer": job.optimizer.model_dump(),
-        "schedule": job.schedule.model_dump(),
-        "precision": precision,
-    }

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.engine import feeding
-from phalanx.job.schema import parse_interval
+from phalanx.job.values import parse_interval
 from phalanx.planner.plan import Decision
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from phalanx.engine.optimize import Schedule, make_optimizer
-from phalanx.job.schema import Optimizer, parse_interval
+from phalanx.job.schema import Optimizer
 from phalanx.job.schema import Schedule as ScheduleJob
+from phalanx.job.values import parse_interval
 from phalanx.recipe import Options, Recipe
 
 PEAK, WARMUP, TOTAL = 0.4, 10, 50

@@ -42,7 +42,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options, compiled=()):
+    def __call__(self, spec, options, compiled=(), launcher=None):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
@@ -94,7 +94,7 @@ def test_training_asks_anew_but_not_about_compiled_code(recipe):
     """Which takes seconds; as long as the recipe itself computes the same."""
 
     class Compiling(Asked):
-        def __call__(self, spec, options, compiled=()):
+        def __call__(self, spec, options, compiled=(), launcher=None):
             self.compiled = compiled
             trace, findings = super().__call__(spec, options)
             code = {f"{name}+compiled": [OPERATOR] for name in compiled}

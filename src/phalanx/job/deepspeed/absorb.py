@@ -15,7 +15,7 @@ from phalanx.job.deepspeed.sections import translate_sections
 from phalanx.job.deepspeed.training import translate_training
 from phalanx.job.deepspeed.translation import Said, Translation, Unsaid
 from phalanx.job.origin import Origin, show
-from phalanx.job.schema import parse_interval
+from phalanx.job.values import parse_interval
 
 _BUILTIN = Path(__file__).parents[2] / "recipes"
 # A null here means that the batch is stated in another key.
