@@ -29,6 +29,7 @@ from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink, scalars
 
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
+_QUIET_S = 60.0  # without a loss in the output: a script that prints none has its GPUs by then
 _USAGE = 2  # argparse's exit code: the same words fail again
 _ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
 _FRAME_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
@@ -147,7 +148,9 @@ class ScriptSupervisor:
     def _follow(self, ranks: ScriptRanks, read: ScriptEvents, events: EventWriter) -> None:
         """Pass output on until the ranks are gone."""
         forwarded = 0
-        is_judged = False
+        late_s = time.monotonic() + _QUIET_S
+        known: set[str] = set()
+        is_judged = is_looked_at = False
 
         def take(rank: int, text: str, is_update: bool) -> None:
             self._on_line(rank, text, is_update)
@@ -158,10 +161,14 @@ class ScriptSupervisor:
             self._pass_on(read.look())
             for sample in usage.look():
                 self._tell(events, "usage", step=read.step, **sample)
-            if read.has_loss and not is_judged:  # a bar alone may count files before they join
-                is_judged = True
-                found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
-                self._write_findings(events, found)
+            is_late = not is_looked_at and time.monotonic() > late_s
+            # A bar alone may count files before they join.
+            if not is_judged and (read.has_loss or is_late):
+                is_judged, is_looked_at = read.has_loss, True
+                is_cpu = self._prepared.is_cpu
+                found = judge_ranks(ranks.pids, is_cpu=is_cpu, has_loss=read.has_loss)
+                self._write_findings(events, [f for f in found if f.slug not in known])
+                known |= {finding.slug for finding in found}
             if len(self._asked) > forwarded:
                 number = self._asked[0] if len(self._asked) == 1 else signal.SIGKILL
                 forwarded = len(self._asked)
