@@ -171,7 +171,7 @@ def find_run(
         if any((path / name).is_file() for name in names):
             return RunDirectory(path.resolve())
     launched = next((path for path in candidates if (path / "launch.json").is_file()), None)
-    if launched is not None and reference is not None:
+    if launched is not None:
         raise UserError(_is_a_script(launched))
     there = sorted(p.parent.name for p in output.glob("*/plan.json") if not p.parent.is_symlink())
     raise UserError(

@@ -251,6 +251,9 @@ def test_the_newest_run_to_resume_is_none_of_a_script(tmp_path):
     finding = finding_of(find_run, "script", tmp_path)
     assert finding.slug == "run-of-a-script"
     assert "phalanx launch train.py --epochs 3" in finding.fix
+    alone = tmp_path / "alone"
+    make_script_run(alone, "script")
+    assert finding_of(find_run, None, alone).slug == "run-of-a-script"
 
 
 def git(folder, *argv):
