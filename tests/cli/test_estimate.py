@@ -11,6 +11,8 @@ from phalanx.launch import estimate as estimating
 from tests.cli.command import pretend_machine, run_cli
 from tests.cli.test_plan_elsewhere import digits
 
+pytestmark = pytest.mark.asks  # a fake answers
+
 G1 = ("--dataset-size", "1000", "--epochs", "100", "--gpus", "16", "--gpu", "RTX 2080")
 G2 = ("--steps", "5000,10000,20000", "--gpus", "2", "--gpu", "RTX 4090")
 

@@ -15,6 +15,8 @@ from phalanx.machine import cannot_train
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
 from tests.unit.planner.test_fit import sizes
 
+pytestmark = pytest.mark.asks  # a fake answers
+
 
 @cache
 def digits():
@@ -31,7 +33,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
-    def ask(spec, options, compiled=()):
+    def ask(spec, options, compiled=(), launcher=None):
         assert spec == "digits"
         given.append(options)
         return replace(digits(), options=options), []
@@ -230,7 +232,7 @@ def test_a_wrong_sweep(argv, slug):
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, monkeypatch):
     large = replace(digits(), **sizes(30))
-    monkeypatch.setattr(preparing, "trace_recipe", lambda *asked: (large, []))
+    monkeypatch.setattr(preparing, "trace_recipe", lambda *asked, launcher=None: (large, []))
     # The host memory of a machine that is only named is not enough to keep the state.
     where, fix = ["--machine", "2x RTX 4090"], "the same job on 16 GPUs, which needs 12.8 GiB"
     if command == "train":
