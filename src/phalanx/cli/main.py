@@ -18,6 +18,7 @@ from phalanx.cli import (
     recipes,
     remote,
     slurm,
+    stop,
     train,
     verify,
 )
@@ -38,6 +39,7 @@ app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
+app.command("stop")(stop.stop)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)

@@ -24,6 +24,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "gpus": (str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")),
     "cpu": (int | None, typer.Option("--cpu", help="Train on N CPU processes.")),
+    "backend": (
+        str | None,
+        typer.Option("--backend", help="auto, nccl or gloo: how ranks talk."),
+    ),
+    "comm_timeout": (
+        float | None,
+        typer.Option(
+            "--comm-timeout", metavar="SECONDS", help="How long a rank waits for the others."
+        ),
+    ),
     "epochs": (int | None, typer.Option("--epochs", help="Passes over the data.")),
     "steps": (int | None, typer.Option("--steps", help="Optimizer steps, instead of epochs.")),
     "batch_size": (
@@ -96,6 +106,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 _KEYS = {
     "config": "preset",
     "cpu": "devices.cpu",
+    "backend": "devices.backend",
+    "comm_timeout": "devices.comm_timeout_s",
     "lr": "optimizer.lr",
     "cache": "loader.cache",
     "deepspeed": "deepspeed.config",

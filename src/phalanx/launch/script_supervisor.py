@@ -10,12 +10,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, kill_reason
@@ -24,12 +21,15 @@ from phalanx.launch.script import PreparedScript
 from phalanx.launch.script_environment import Place, hold_port, torchrun_variables
 from phalanx.launch.script_events import ScriptEvents
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
+from phalanx.launch.signals import hearing_stops
+from phalanx.launch.usage import UsageSampler
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
-from phalanx.run.sinks import CsvSink
+from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink, scalars
 
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
+_QUIET_S = 60.0  # without a loss in the output: a script that prints none has its GPUs by then
 _USAGE = 2  # argparse's exit code: the same words fail again
 _ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
 _FRAME_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
@@ -65,16 +65,18 @@ class ScriptSupervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
-        self._sink = CsvSink(run.results_file)
+        self._sinks: list[Sink] = [CsvSink(run.results_file)]
+        self._is_drawn = not prepared.request.tensorboard
 
     def run(self) -> ScriptOutcome:
         """Start the ranks, and start them again when one has died, until the script ends."""
         events = EventWriter(self._run.events, "supervisor")
         try:
-            with self._handling_signals():
+            with hearing_stops(self._asked):
                 return self._attempts(events)
         finally:
-            self._sink.close()
+            for sink in self._sinks:
+                sink.close()
             events.close()
 
     def _attempts(self, events: EventWriter) -> ScriptOutcome:
@@ -108,7 +110,12 @@ class ScriptSupervisor:
                 port=port.getsockname()[1],
             )
             environments = [
-                {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
+                {
+                    **self._debug_file(rank),
+                    **os.environ,
+                    **prepared.variables,
+                    **torchrun_variables(place, rank),
+                }
                 for rank in range(prepared.ranks)
             ]
             ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
@@ -118,6 +125,10 @@ class ScriptSupervisor:
             finally:
                 ranks.close()
         return ranks, read
+
+    def _debug_file(self, rank: int) -> dict[str, str]:
+        is_asked = self._prepared.request.debug_comm
+        return {"NCCL_DEBUG_FILE": str(self._run.nccl_log(rank))} if is_asked else {}
 
     def _start(self, ranks: ScriptRanks, events: EventWriter) -> None:
         for rank, pid in enumerate(ranks.start()):
@@ -137,20 +148,29 @@ class ScriptSupervisor:
     def _follow(self, ranks: ScriptRanks, read: ScriptEvents, events: EventWriter) -> None:
         """Pass output on until the ranks are gone."""
         forwarded = 0
-        is_judged = False
+        late_s = time.monotonic() + _QUIET_S
+        known: set[str] = set()
+        is_judged = is_looked_at = False
 
         def take(rank: int, text: str, is_update: bool) -> None:
             self._on_line(rank, text, is_update)
             self._pass_on(read.take(rank, text))
 
+        usage = UsageSampler(ranks.pids, self._prepared.gpus)
         while ranks.follow(take, _POLL_S):
             self._pass_on(read.look())
-            if read.has_loss and not is_judged:  # a bar alone may count files before they join
-                is_judged = True
-                found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
-                self._write_findings(events, found)
+            for sample in usage.look():
+                self._tell(events, "usage", step=read.step, **sample)
+            is_late = not is_looked_at and time.monotonic() > late_s
+            # A bar alone may count files before they join.
+            if not is_judged and (read.has_loss or is_late):
+                is_judged, is_looked_at = read.has_loss, True
+                is_cpu = self._prepared.is_cpu
+                found = judge_ranks(ranks.pids, is_cpu=is_cpu, has_loss=read.has_loss)
+                self._write_findings(events, [f for f in found if f.slug not in known])
+                known |= {finding.slug for finding in found}
             if len(self._asked) > forwarded:
-                number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
+                number = self._asked[0] if len(self._asked) == 1 else signal.SIGKILL
                 forwarded = len(self._asked)
                 ranks.pass_on(number)
                 once_more = "; once more (Ctrl-C) ends them at once"
@@ -158,6 +178,7 @@ class ScriptSupervisor:
                     once_more if forwarded == 1 else ""
                 )
                 self._tell(events, "stop", reason=said)
+        usage.close()
         self._pass_on(read.end())
 
     def _judge(self, ranks: ScriptRanks, step: int | None, restarts: int) -> ScriptOutcome:
@@ -234,29 +255,14 @@ class ScriptSupervisor:
 
     def _pass_on(self, events: list[Event]) -> None:
         for event in events:
-            self._sink.take(event)
+            if not self._is_drawn and event.kind in ("step", "evaluate") and scalars(event):
+                self._is_drawn = (
+                    True  # importing it takes a second: not for a script without curves
+                )
+                self._sinks.append(TensorBoardSink(self._run.tensorboard))
+            for sink in self._sinks:
+                sink.take(event)
             self._on_event(event)
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM goes to the ranks, which may save; the second ends them. So
-        does SIGHUP, unless it was ignored (nohup)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self._asked.append(signal.Signals(number))
-
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            numbers.append(signal.SIGHUP)
-        before = {n: signal.signal(n, handle) for n in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
