@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.errors import UserError
 from phalanx.launch.script import ScriptRequest, hide_secrets, prepare_script
 from phalanx.launch.script_environment import Place, torchrun_variables
 from tests.cli.command import fixture_machine, run_cli
@@ -70,6 +71,28 @@ def test_an_accelerate_file_maps_over(script, tmp_path):
     answer = run_cli("launch", "--cpu", "3", "--accelerate-config", str(file), script)
     assert answer.code == 2
     assert "3 ranks are asked for, and 2 in" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("processes", "per_node", "severity"),
+    [(2, "2", None), (2, "a100:2", None), (1, "2", "warning"), (2, "1", "error")],
+)
+def test_an_accelerate_file_that_disagrees_with_slurm(
+    script, tmp_path, monkeypatch, processes, per_node, severity
+):
+    file = tmp_path / "accelerate_config_single_node.yaml"
+    file.write_text(f"num_machines: 1\nnum_processes: {processes}\n")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", per_node)
+    request = ScriptRequest(script=script, accelerate_config=file)
+    try:
+        found = prepare_script(request, fixture_machine("2x4090")).findings
+    except UserError as error:
+        found = error.findings
+    found = [finding for finding in found if finding.slug == "accelerate-slurm"]
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    if severity == "warning":
+        assert "starts 1 processes, Slurm was asked for 2 GPUs" in found[0].what
 
 
 def test_a_deepspeed_file_maps_over(script, tmp_path):

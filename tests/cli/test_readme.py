@@ -22,6 +22,7 @@ LEFT_OUT = {
     "make setup": "`make test` begins with it",
     "phalanx train lora": "tests/recipes/lora/test_default.py runs a shorter one",
     "phalanx launch --cpu 2 train.py": "the script is the reader's; tests/ranks/test_launch.py",
+    "phalanx remote train lab job.yaml": "the machine is the reader's; tests/remote has an sshd",
     "source .venv/bin/activate": "the commands below run from that environment",
 }
 

@@ -30,6 +30,8 @@ sys.stderr.write("LOADED " + json.dumps([code, loaded]))
         ["verify", "--help"],
         ["slurm", "--help"],
         ["slurm", "digits", "--partition", "gpu", "--gpus-per-node", "4", "--print"],
+        ["remote", "--help"],
+        ["remote", "list"],
         ["launch", "--help"],
         ["launch", "--cpu", "2", "--dry-run", "-m", "train"],
         ["recipes"],

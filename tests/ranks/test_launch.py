@@ -72,6 +72,10 @@ def test_a_script_for_torchrun_is_restarted_and_resumes(tmp_path):
         12,
     )
     assert (run.logs / "rank-1.log").read_text().count("--- attempt") == 2
+    usage = [e.data for e in read_events(run.events) if e.kind == "usage"]
+    assert {sample["rank"] for sample in usage} == {0, 1}
+    assert all(sample["memory_bytes"] > 2**20 for sample in usage)
+    assert list((run.path / "tensorboard").iterdir())
 
 
 def test_a_script_for_accelerate(tmp_path):

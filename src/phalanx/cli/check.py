@@ -45,14 +45,15 @@ def check(
             {"machine": machine.to_json(), "findings": [f.to_json() for f in findings]}
         )
     else:
-        _show(machine)
+        show_machine(machine)
         if findings:
             console.say()
         console.show_findings(findings)
     return int(ExitCode.MACHINE if errors_of(findings) else ExitCode.OK)
 
 
-def _show(machine: Machine) -> None:
+def show_machine(machine: Machine) -> None:
+    """The machine in one screen."""
     from phalanx.cli import console
 
     console.table(_host_rows(machine))

@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from phalanx.errors import Finding
 
@@ -35,16 +35,55 @@ def stderr() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = _Lasting(sys.stderr if stderr else sys.stdout)
     interactive = stream.isatty() and not os.environ.get("CI")
     return Console(
-        stderr=stderr,
+        file=cast("IO[str]", stream),
         highlight=False,
         force_terminal=interactive,
         force_interactive=interactive,
         width=None if stream.isatty() else _PIPE_WIDTH,
         soft_wrap=not stream.isatty(),
     )
+
+
+class _Lasting:
+    """A stream that is written to after its terminal was closed or its reader has gone (`| head`)
+    loses the words; the training goes on, and logs and events have them."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._lose()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._lose()
+
+    def _lose(self) -> None:
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def write_to(path: Path) -> None:
+    """Send all that is printed from here on to the end of a file, native code's output too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    stdout.cache_clear()  # they may have been a terminal's
+    stderr.cache_clear()
 
 
 def say(text: str = "", *, style: str | None = None) -> None:
@@ -59,12 +98,9 @@ def pass_on(text: str, *, is_update: bool = False) -> None:
     start = "\r\x1b[2K" if is_terminal else ""
     if is_update and is_terminal:
         text = text[: stdout().width - 1]  # of two lines only the second would be written over
-    try:
-        sys.stdout.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read it has gone (`| head`); the training goes on.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    stream = _Lasting(sys.stdout)
+    stream.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
+    stream.flush()
 
 
 def say_json(data: Any) -> None:

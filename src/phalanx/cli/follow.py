@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.launch.supervisor import Supervisor
+from phalanx.run.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -35,27 +37,37 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
 
 
-def run_prepared(prepared: Prepared, launcher: Launcher, nodes: Nodes | None = None) -> Result:
+def run_prepared(
+    prepared: Prepared,
+    launcher: Launcher,
+    *,
+    on_open: Callable[[RunDirectory], None] = lambda run: None,
+    nodes: Nodes | None = None,
+) -> Result:
     """Open the run directory, run it to its end, and show it on the way. A plan from memory that
-    turns out to be outdated is made anew, in the same run directory."""
-    with open_run(prepared) as run, RunView(prepared.plan, console.short_path(run.logs)) as view:
-        outcome = Supervisor(
-            run,
-            prepared.plan,
-            launcher=launcher,
-            max_restarts=prepared.job.max_restarts,
-            tensorboard=prepared.job.logging.tensorboard,
-            on_event=view.take,
-            on_plan=view.use_plan,
-            nodes=nodes,
-        ).run()
+    turns out to be outdated is made anew, in the same run directory. `on_open` is called once the
+    directory is held, before anything is shown."""
+    with open_run(prepared) as run:
+        on_open(run)
+        with RunView(prepared.plan, console.short_path(run.logs)) as view:
+            outcome = Supervisor(
+                run,
+                prepared.plan,
+                launcher=launcher,
+                max_restarts=prepared.job.max_restarts,
+                tensorboard=prepared.job.logging.tensorboard,
+                on_event=view.take,
+                on_plan=view.use_plan,
+                nodes=nodes,
+            ).run()
     if prepared.prepare_anew is not None and any(
         f.slug == "plan-outdated" for f in outcome.findings
     ):
         console.say("the data has changed since the recipe was asked: asking it, planning anew")
         anew = prepared.prepare_anew()
         plan = replace(anew.plan, revision=prepared.plan.revision + 1)
-        return run_prepared(replace(anew, plan=plan, run=run), launcher, nodes)
+        anew = replace(anew, plan=plan, run=run)
+        return run_prepared(anew, launcher, on_open=on_open, nodes=nodes)
     best = None
     if view.best is not None:
         name = prepared.plan.metric.value

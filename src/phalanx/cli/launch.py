@@ -84,6 +84,12 @@ def launch(
             "Ultralytics writes.",
         ),
     ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard/--no-tensorboard", help="Write TensorBoard files once a loss is seen."
+        ),
+    ] = True,
     output: Annotated[str, typer.Option("--output", help="Folder for run directories.")] = "runs",
     name: Annotated[str | None, typer.Option("--name", help="Name of the run directory.")] = None,
     quiet: Annotated[
@@ -91,6 +97,14 @@ def launch(
         typer.Option(
             "--quiet", help="Show rank 0's output only, without `[rank 0]`; logs keep all."
         ),
+    ] = False,
+    debug_comm: Annotated[
+        bool,
+        typer.Option("--debug-comm", help="NCCL and torch say what they do, into logs per rank."),
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Check, then go on without this terminal: `phalanx stop`."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, show what would be run, then stop.")
@@ -109,42 +123,51 @@ def launch(
     from pathlib import Path
 
     from phalanx.cli import console
+    from phalanx.cli.detach import Leave, in_background
+    from phalanx.cli.nodes import alone_only, launch_on_nodes
     from phalanx.cli.options import parse_gpus
     from phalanx.cli.script_view import run_script
     from phalanx.launch.meeting import parse_rendezvous
     from phalanx.launch.script import RESULTS, ScriptRequest, prepare_script
+    from phalanx.launch.torchrun import refuse_inside_torchrun
 
+    refuse_inside_torchrun()
     asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
-    prepared = prepare_script(
-        ScriptRequest(
-            nodes=nodes,
-            is_resumed=resumed,
-            script=script[0],
-            arguments=script[1:],
-            is_module=module,
-            gpus=parse_gpus(gpus) if gpus is not None else None,
-            cpu=cpu,
-            name=name,
-            output=Path(output),
-            python=python,
-            max_restarts=max_restarts,
-            resume_with=resume_with,
-            mixed_precision=mixed_precision,
-            gradient_accumulation=gradient_accumulation,
-            accelerate_config=Path(accelerate_config) if accelerate_config else None,
-            deepspeed=Path(deepspeed) if deepspeed else None,
-            results=results or RESULTS,
-        )
+    if asked is not None and detach:
+        raise alone_only("--detach", asked)
+    request = ScriptRequest(
+        nodes=nodes,
+        is_resumed=resumed,
+        script=script[0],
+        arguments=script[1:],
+        is_module=module,
+        gpus=parse_gpus(gpus) if gpus is not None else None,
+        cpu=cpu,
+        name=name,
+        output=Path(output),
+        python=python,
+        max_restarts=max_restarts,
+        resume_with=resume_with,
+        mixed_precision=mixed_precision,
+        gradient_accumulation=gradient_accumulation,
+        accelerate_config=Path(accelerate_config) if accelerate_config else None,
+        deepspeed=Path(deepspeed) if deepspeed else None,
+        results=results or RESULTS,
+        debug_comm=debug_comm,
+        tensorboard=tensorboard,
     )
-    console.show_findings(prepared.findings)
-    if dry_run:
-        _show_plan(prepared)
-        return 0
-    if asked is not None:
-        from phalanx.cli.nodes import launch_on_nodes
 
-        return launch_on_nodes(asked, prepared, is_quiet=quiet)
-    return run_script(prepared, is_quiet=quiet).exit_code
+    def run(leave: Leave) -> int:
+        prepared = prepare_script(request)
+        console.show_findings(prepared.findings)
+        if dry_run:
+            _show_plan(prepared)
+            return 0
+        if asked is not None:
+            return launch_on_nodes(asked, prepared, is_quiet=quiet)
+        return run_script(prepared, is_quiet=quiet, on_open=leave).exit_code
+
+    return in_background(run) if detach and not dry_run else run(lambda run: None)
 
 
 def _show_plan(prepared: PreparedScript) -> None:

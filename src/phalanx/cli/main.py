@@ -16,7 +16,9 @@ from phalanx.cli import (
     launch,
     plan,
     recipes,
+    remote,
     slurm,
+    stop,
     train,
     verify,
 )
@@ -37,10 +39,12 @@ app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
+app.command("stop")(stop.stop)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
 app.add_typer(slurm.app, name="slurm")
+app.add_typer(remote.app, name="remote")
 app.add_typer(recipes.app, name="recipes")
 app.command("explain")(explain.explain)
 

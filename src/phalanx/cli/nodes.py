@@ -37,6 +37,22 @@ def tell(text: str) -> None:
     console.stderr().print(text, markup=False)
 
 
+def alone_only(option: str, asked: NodesAsked) -> Exception:
+    """An option that is for one node."""
+    from phalanx.errors import Finding, UserError
+
+    return UserError(
+        Finding(
+            slug="nodes-option",
+            what=f"{option} is for one node, --nodes is {asked.nodes}",
+            why="each node has a command of its own, which must be there until all have ended",
+            fix="nohup, tmux or `phalanx slurm` on every node"
+            if option == "--detach"
+            else f"climb on one node first: {option} without --nodes",
+        )
+    )
+
+
 def train_on_nodes(
     asked: NodesAsked,
     job: str | None,
@@ -105,7 +121,7 @@ def _lead(
             show_plan(prepared)
             nodes.tell_end("planned", 0, "only a plan was asked for (--dry-run)", [])
             return 0
-        result = run_prepared(prepared, launcher, nodes)
+        result = run_prepared(prepared, launcher, nodes=nodes)
         code = int(result.exit_code)
         nodes.tell_end(result.status, code, result.reason, result.findings)
     show_end(result, prepared)

@@ -24,6 +24,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "gpus": (str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")),
     "cpu": (int | None, typer.Option("--cpu", help="Train on N CPU processes.")),
+    "backend": (
+        str | None,
+        typer.Option("--backend", help="auto, nccl or gloo: how ranks talk."),
+    ),
+    "comm_timeout": (
+        float | None,
+        typer.Option(
+            "--comm-timeout", metavar="SECONDS", help="How long a rank waits for the others."
+        ),
+    ),
     "epochs": (int | None, typer.Option("--epochs", help="Passes over the data.")),
     "steps": (int | None, typer.Option("--steps", help="Optimizer steps, instead of epochs.")),
     "batch_size": (
@@ -96,6 +106,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 _KEYS = {
     "config": "preset",
     "cpu": "devices.cpu",
+    "backend": "devices.backend",
+    "comm_timeout": "devices.comm_timeout_s",
     "lr": "optimizer.lr",
     "cache": "loader.cache",
     "deepspeed": "deepspeed.config",
@@ -116,9 +128,12 @@ def with_job_options(command: Command) -> Command:
     """Give a command the job argument, the overrides and the shared options.
 
     The command is called as `command(job, overrides, notes, **its_own_options)`. An option of its
-    own takes the place of a shared one of the same name."""
+    own takes the place of a shared one of the same name; an argument of its own comes before the
+    job."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
     shared = {name: o for name, o in _OPTIONS.items() if name not in {p.name for p in own}}
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    first = [p for p in own if type(p.annotation.__metadata__[0]) is type(_JOB)]
 
     @functools.wraps(command)
     def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
@@ -130,13 +145,14 @@ def with_job_options(command: Command) -> Command:
         return command(job, [*collected, *(overrides or [])], notes, **values)
 
     parameters = [
+        *first,
         _parameter("job", Annotated[str | None, _JOB], None),
         _parameter("overrides", Annotated[list[str] | None, _OVERRIDES], None),
         *(
             _parameter(name, Annotated[kind, option], None)
             for name, (kind, option) in shared.items()
         ),
-        *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
+        *(p for p in own if p not in first),
     ]
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.planner.plan import Plan
 
 _TITLES = {
+    "comm_timeout_s": "communication timeout",
     "step_s": "step",
     "samples_per_s": "samples/s",
     "duration_s": "whole job",
@@ -132,6 +133,7 @@ def _cost(plan: Plan, price: float | None) -> float | None:
 def show_plan(prepared: Prepared, price: float | None = None) -> None:
     """Print the plan: choices with reasons, then the same job on other numbers of ranks."""
     from phalanx.cli import console
+    from phalanx.machine.environment import show_variables
 
     plan = prepared.plan
     if prepared.is_elsewhere:
@@ -145,6 +147,8 @@ def show_plan(prepared: Prepared, price: float | None = None) -> None:
         for name, decision in plan.decisions().items()
         if _is_shown(plan, name, decision.value)
     ]
+    if plan.environment:
+        rows.append(("environment", show_variables(plan.environment), "set by you, for the ranks"))
     cost = _cost(plan, price)
     if cost is not None and plan.forecast is not None:
         hours = f"{plan.forecast.gpu_hours:,.2f} GPU hours x {price:g}"
@@ -232,6 +236,8 @@ def _is_shown(plan: Plan, name: str, value: Any) -> bool:
         return bool(value > 1)
     if name in ("shard_ranks", "build"):
         return plan.strategy.value == "fsdp"
+    if name == "comm_timeout_s":
+        return plan.backend.value != "none"
     if name == "sync_batchnorm":
         return plan.has_batchnorm
     return value is not None and (name != "gpus" or bool(value))

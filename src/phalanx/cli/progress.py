@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.cli import console
 from phalanx.errors import Finding, format_bytes, format_seconds
+from phalanx.machine.environment import show_variables
 from phalanx.planner.plan import Plan
 from phalanx.run.events import Event
 from phalanx.run.sinks import SAMPLE_COLUMNS
@@ -82,6 +83,8 @@ class RunView:
         self._say(f"  precision {plan.precision.value}: {plan.precision.reason}")
         if plan.gpus.value:
             self._say(f"  GPUs {','.join(map(str, plan.gpus.value))}: {plan.gpus.reason}")
+        if plan.environment:
+            self._say(f"  environment: {show_variables(plan.environment)}")
         self._say(f"  logs: {self._logs}/rank-N.log")
         if event.data["resumed_from"]:
             self._say(f"continues at step {event.data['step']}: {event.data['resumed_from']}")

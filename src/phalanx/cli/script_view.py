@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from phalanx.errors import Finding, format_seconds
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.script import PreparedScript, open_script_run
 from phalanx.launch.script_supervisor import ScriptSupervisor
+from phalanx.machine.environment import show_variables
+from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 
 _BAR_EVERY_S = 10.0  # a bar in a pipe, as a line
@@ -39,11 +42,17 @@ class ScriptResult:
 
 
 def run_script(
-    prepared: PreparedScript, *, is_quiet: bool = False, nodes: Nodes | None = None
+    prepared: PreparedScript,
+    *,
+    is_quiet: bool = False,
+    on_open: Callable[[RunDirectory], None] = lambda run: None,
+    nodes: Nodes | None = None,
 ) -> ScriptResult:
-    """Open the run directory, run the script to its end, and show it on the way."""
+    """Open the run directory, run the script to its end, and show it on the way. `on_open` is
+    called once the directory is held, before anything is shown."""
     began_s = time.monotonic()
     with open_script_run(prepared) as run:
+        on_open(run)
         view = ScriptView(prepared, console.short_path(run.logs), is_quiet=is_quiet)
         outcome = ScriptSupervisor(
             run, prepared, on_line=view.line, on_event=view.take, nodes=nodes
@@ -132,5 +141,7 @@ class ScriptView:
         for rank in range(prepared.world):
             start = self._starts[rank]
             _say(f"  rank {rank}: {start['device']}, pid {start['pid']}")
+        if prepared.machine.environment:
+            _say(f"  environment: {show_variables(prepared.machine.environment)}")
         _say(f"  logs: {self._logs}/rank-N.log")
         self._starts.clear()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from phalanx.cli.follow import Result
+    from phalanx.launch.launcher import Launcher
     from phalanx.launch.prepare import Prepared
 
 
@@ -40,6 +41,23 @@ def train(
         bool,
         typer.Option("--accept-changes", help="Resume although recipe, data or options changed."),
     ] = False,
+    ladder: Annotated[
+        bool,
+        typer.Option(
+            "--ladder",
+            help="First a few steps on 1 rank, 2 ranks compared with 1, a few on all; then train.",
+        ),
+    ] = False,
+    debug_comm: Annotated[
+        bool,
+        typer.Option("--debug-comm", help="NCCL and torch say what they do, into logs per rank."),
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Check and plan, then go on without this terminal: `phalanx stop`."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and plan, then stop; nothing is created.")
     ] = False,
@@ -52,17 +70,29 @@ def train(
 
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
+    import os
+
     from phalanx.cli import console
+    from phalanx.cli.detach import Leave, in_background
     from phalanx.cli.follow import run_prepared
+    from phalanx.cli.nodes import alone_only, train_on_nodes
     from phalanx.cli.plan import show_plan
     from phalanx.launch.launcher import Launcher
     from phalanx.launch.meeting import parse_rendezvous
-    from phalanx.launch.prepare import prepare
+    from phalanx.launch.prepare import output_of, prepare
+    from phalanx.launch.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
+    from phalanx.machine.environment import DEBUG_COMMUNICATION
+
+    if ladder and resume is not None:
+        raise _no_ladder(resume)
+    if debug_comm:  # before torch is imported anywhere: it reads them then
+        os.environ.update({**DEBUG_COMMUNICATION, **os.environ})
 
     asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
     if asked is not None:
-        from phalanx.cli.nodes import train_on_nodes
-
+        for option, is_given in {"--detach": detach, "--ladder": ladder}.items():
+            if is_given:
+                raise alone_only(option, asked)
         return train_on_nodes(
             asked,
             job,
@@ -72,25 +102,71 @@ def train(
             accept_changes=accept_changes,
             dry_run=dry_run,
         )
-    with Launcher() as launcher:
-        with console.working("looking at the machine and the recipe"):
-            prepared = prepare(
-                job,
-                overrides,
-                resume=resume,
-                accept_changes=accept_changes,
-                launcher=None if dry_run else launcher,
-                is_fresh=False,
-            )
-        # That a plan is from memory matters to nobody who trains: ranks look at the data.
-        found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
-        console.show_findings([*notes, *found])
-        if dry_run:
-            show_plan(prepared)
-            return 0
-        result = run_prepared(prepared, launcher)
-    show_end(result, prepared)
-    return int(result.exit_code)
+    joined = Torchrun.find() if not dry_run else None
+    if joined is not None:
+        options = {"--detach": detach, "--ladder": ladder}
+        joined.refuse(*(name for name, is_given in options.items() if is_given))
+        if joined.rank > 0:
+            return follow_first_rank()
+        resume = resume or joined.find_run(output_of(overrides))
+
+    def run(leave: Leave) -> int:
+        with Launcher() if joined is None else TorchrunLauncher(joined) as launcher:
+            with console.working("looking at the machine and the recipe"):
+                prepared = prepare(
+                    job,
+                    overrides,
+                    resume=resume,
+                    accept_changes=accept_changes,
+                    adapt=joined.place if joined is not None else None,
+                    launcher=None if dry_run else launcher,
+                    is_fresh=joined is not None or ladder,
+                )
+            if joined is not None:
+                prepared = joined.judge(prepared)
+            # That a plan is from memory matters to nobody who trains: ranks look at the data.
+            found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
+            console.show_findings([*notes, *found])
+            if dry_run:
+                show_plan(prepared)
+                return 0
+            if ladder:
+                _climb(job, overrides, prepared, launcher)
+            result = run_prepared(prepared, launcher, on_open=leave)
+        show_end(result, prepared)
+        return int(result.exit_code)
+
+    return in_background(run) if detach and not dry_run else run(lambda run: None)
+
+
+def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
+    from phalanx.cli import console
+    from phalanx.launch.ladder import Rung, climb
+
+    total = 3 if prepared.plan.ranks.value > 1 else 1
+    rungs: list[Rung] = []
+
+    def show(rung: Rung) -> None:
+        rungs.append(rung)
+        console.say(f"rung {len(rungs)} of {total}: {rung.describe()}")
+        update(f"rung {len(rungs) + 1} of {total}" if len(rungs) < total else "starting")
+
+    with console.working(f"rung 1 of {total}") as update:
+        climb(job, overrides, prepared, launcher, on_rung=show, on_findings=console.show_findings)
+    console.say("the ladder holds: the run begins")
+
+
+def _no_ladder(resume: str) -> Exception:
+    from phalanx.errors import Finding, UserError
+
+    return UserError(
+        Finding(
+            slug="ladder-resume",
+            what="--ladder is for a run that begins, --resume goes on with one",
+            why=f"--ladder, --resume {resume}",
+            fix=f"phalanx train --resume {resume}",
+        )
+    )
 
 
 def show_end(result: Result, prepared: Prepared) -> None:

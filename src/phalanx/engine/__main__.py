@@ -1,5 +1,6 @@
 """The engine's processes: `python -m phalanx.engine launch FD` starts ranks as forks of itself,
 `python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
+`python -m phalanx.engine joined [RECORD]` is a rank among those that torchrun has started,
 `python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is,
 `python -m phalanx.engine export REQUEST RESULT` writes a checkpoint for other tools."""
 
@@ -21,6 +22,10 @@ def main(argv: list[str]) -> int:
 
         run_export(Path(argv[1]), Path(argv[2]))
         return 0
+    if argv[0] == "joined":
+        from phalanx.engine.joined import run_joined
+
+        return run_joined(argv[1:])
     if argv[0] == "launch":
         from phalanx.engine.launch import serve
 

@@ -81,10 +81,10 @@ def become_new(environment: dict[str, str]) -> None:
     os.environ.update(environment)
     if "numpy.random" in sys.modules:
         np.random.seed()  # not the same numbers in every rank; Python's are its own already
-    _set_openblas_threads(environment)
+    set_openblas_threads(environment)
 
 
-def _set_openblas_threads(environment: dict[str, str]) -> None:
+def set_openblas_threads(environment: dict[str, str]) -> None:
     """NumPy's BLAS has read its number of threads when it was loaded; torch's is set in `join`."""
     wanted = environment.get("OPENBLAS_NUM_THREADS") or environment.get("OMP_NUM_THREADS", "")
     if not wanted.isdecimal():

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level
 
 from phalanx.planner.plan import Plan
 
 _REST_S = 0.05  # a thread that is done with a reduction needs microseconds to let go of it
-_TIMEOUT = timedelta(minutes=10)  # torch's own default for NCCL
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Process:
     """A gloo group of its own for small CPU reductions: they overlap with the gradients'."""
     local_rank: int = 0
     """Its number on its machine; those of a machine follow each other."""
+    timeout: timedelta = timedelta(minutes=10)
+    """How long an exchange may wait for another rank."""
 
     @property
     def is_first(self) -> bool:
@@ -42,7 +44,7 @@ class Process:
 
     def open_group(self) -> Any:
         """A further group of all ranks, whose messages no other can get in between."""
-        return dist.new_group(timeout=_TIMEOUT) if self.world > 1 else None
+        return dist.new_group(timeout=self.timeout) if self.world > 1 else None
 
     def reduce_control(self, tensor: torch.Tensor) -> Any:
         """Start summing a small CPU tensor over the ranks; wait on what is returned, if any."""
@@ -135,15 +137,18 @@ def join(plan: Plan) -> Iterator[Process]:
     if plan.backend.value == "none":
         yield Process(rank, world, device, "none", local_rank=local_rank)
         return
+    if plan.is_detail_too_much and get_debug_level() == DebugLevel.DETAIL:
+        set_debug_level(DebugLevel.INFO)
+    timeout = timedelta(seconds=plan.comm_timeout_s.value)
     dist.init_process_group(
         plan.backend.value,
-        timeout=_TIMEOUT,
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     # Left as it is on an exception: destroying the group waits for reductions that were launched
     # and that this rank never completes. The process exits at once instead (engine/__main__.py).
-    control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-    process = Process(rank, world, device, plan.backend.value, control, local_rank)
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    process = Process(rank, world, device, plan.backend.value, control, local_rank, timeout)
     _agree_on_plan(process, plan)
     yield process
     process.barrier()  # nobody tears a connection down while another still reduces

@@ -14,6 +14,9 @@ from phalanx.run.directory import RunDirectory
 def run_rank(run: Path, attempt: int) -> int:
     """Be the rank that the environment names; returns the exit code."""
     _write_to_log(run, attempt)
+    if "NCCL_DEBUG" in os.environ:  # a file of its own: it says much
+        rank = int(os.environ.get("RANK", "0"))
+        os.environ.setdefault("NCCL_DEBUG_FILE", str(RunDirectory(run).nccl_log(rank)))
     end_with_parent()
     from phalanx.engine.worker import run_worker
 

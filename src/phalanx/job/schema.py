@@ -23,7 +23,10 @@ class Devices(Strict):
     cpu: int | None = Field(default=None, ge=1)
     """Train on this many CPU processes instead of GPUs."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """How ranks talk: `nccl` between GPUs, `gloo` between CPU processes."""
+    """How ranks talk: `nccl` between GPUs, `gloo` between CPU processes. `auto` takes what
+    TORCH_DISTRIBUTED_BACKEND names, else what fits the devices."""
+    comm_timeout_s: float = Field(default=600.0, gt=0, le=10**7, allow_inf_nan=False)
+    """Seconds that a rank waits for the others in an exchange before it gives up."""
 
 
 class Optimizer(Strict):

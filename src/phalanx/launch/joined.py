@@ -10,15 +10,16 @@ import psutil
 
 from phalanx.errors import Finding
 from phalanx.machine.gpus import probe_gpus
+from phalanx.machine.usage import ProcessMeter
 
 
-def judge_ranks(pids: list[int], *, is_cpu: bool) -> list[Finding]:
-    """What is wrong with a group that trains: call it once a loss was seen. Nothing when this
-    machine does not say."""
+def judge_ranks(pids: list[int], *, is_cpu: bool, has_loss: bool = True) -> list[Finding]:
+    """What is wrong with a group that trains: call it once a loss was seen. Without one only the
+    GPUs are judged: ranks may not have joined yet. Nothing when this machine does not say."""
     if len(pids) < 2:
         return []
     families = [_family(pid) for pid in pids]
-    worlds = _find_worlds(families)
+    worlds = _find_worlds(families) if has_loss else None
     findings = [] if worlds is None or len(worlds) == 1 else [_not_one_world(worlds, len(pids))]
     if not is_cpu:
         findings += _judge_gpus(families)
@@ -27,10 +28,7 @@ def judge_ranks(pids: list[int], *, is_cpu: bool) -> list[Finding]:
 
 def _family(pid: int) -> set[int]:
     """A rank and what it started."""
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.Error:
-        return {pid}
+    return {pid, *(process.pid for process in ProcessMeter(pid).family())}
 
 
 def _find_worlds(families: list[set[int]]) -> list[list[int]] | None:

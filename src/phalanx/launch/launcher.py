@@ -47,6 +47,9 @@ class Launcher:
     """Starts its process when asked to, or with the first request. PR_SET_PDEATHSIG is tied to the
     thread that starts it: that thread must be there until `close`."""
 
+    can_restart = True
+    """Whether ranks can be asked for again."""
+
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None

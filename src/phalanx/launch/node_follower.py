@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from phalanx.errors import ExitCode, Finding
@@ -20,6 +17,7 @@ from phalanx.launch.agent import RankGroup
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.meeting_terms import Met
 from phalanx.launch.rank_environment import rank_environment
+from phalanx.launch.signals import hearing_stops
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 
@@ -38,7 +36,7 @@ class NodeFollower(ABC):
         self.link = met.links[0]
         self.attempt = 0
         self._tell = tell
-        self._asked: list[int] = []
+        self._asked: list[signal.Signals] = []
         self._num_told = 0
 
     @property
@@ -69,7 +67,8 @@ class NodeFollower(ABC):
     def run(self) -> tuple[int, list[Finding], str]:
         """The exit code, Findings and words of node 0, or ours when it is lost."""
         try:
-            with self._handling_signals():
+            # As on node 0, which counts them: the first saves and ends, the second ends at once.
+            with hearing_stops(self._asked, signal.SIGUSR1):
                 return self._run()
         finally:
             self.kill()
@@ -107,26 +106,7 @@ class NodeFollower(ABC):
         if count > self._num_told:
             self._num_told = count
             self._tell("stopping: node 0 is told, and all nodes stop together")
-            self.link.send({"asked": count, "number": self._asked[-1]})
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """As on node 0, which counts them: the first saves and ends, the second ends at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if number != signal.SIGUSR1 or not self._asked:
-                self._asked.append(number)
-
-        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {n: signal.signal(n, handle) for n in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self.link.send({"asked": count, "number": int(self._asked[0])})
 
 
 class TrainFollower(NodeFollower):

@@ -41,10 +41,10 @@ from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
     find_run,
-    lock_run,
     record_source,
     write_atomic,
 )
+from phalanx.run.lock import lock_run
 
 Source = str | Path | Mapping[str, Any] | Job
 
@@ -193,6 +193,12 @@ def _what_to_train(
     return continued.job_file, overrides
 
 
+def output_of(overrides: Sequence[Override | str]) -> Path:
+    """The folder of runs that options name, before a job is read."""
+    given = (o.value for o in overrides if isinstance(o, Override) and o.key == "output")
+    return Path(str(next(given, "runs")))
+
+
 def other_machine(text: str | None) -> Machine | None:
     """The machine to plan for instead of this one; None for this one."""
     return None if text is None or text.strip() == "this" else parse_machine(text)
@@ -229,14 +235,7 @@ class _Continued:
 
     @classmethod
     def find(cls, reference: str, overrides: Sequence[Override | str]) -> _Continued:
-        output = next(
-            (
-                Path(str(o.value))
-                for o in overrides
-                if isinstance(o, Override) and o.key == "output"
-            ),
-            Path("runs"),
-        )
+        output = output_of(overrides)
         path = Path(reference)
         if (path / "manifest.json").is_file():
             run = RunDirectory(path.resolve().parent.parent)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, UserError, did_you_mean, errors_of
-from phalanx.launch.script_devices import DevicesAsked, choose_devices
+from phalanx.launch.script_devices import DevicesAsked, choose_devices, slurm_findings
 from phalanx.launch.script_environment import (
     PRECISIONS,
     AccelerateFile,
@@ -29,19 +29,19 @@ from phalanx.launch.script_environment import (
     unknown_precision,
 )
 from phalanx.machine import Machine, probe_machine
+from phalanx.machine.environment import DEBUG_COMMUNICATION, looks_secret
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
-    lock_run,
     record_source,
     write_atomic,
 )
+from phalanx.run.lock import lock_run
 
 RESULTS = "runs/*/*/results.csv"
 """Where Ultralytics writes, seen from where it is started."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "CUDA_", "OMP_", "ACCELERATE_", "FSDP_", "PYTORCH_")
-_SECRET = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _HIDDEN = "***"
 
 
@@ -64,6 +64,8 @@ class ScriptRequest(DevicesAsked):
     nodes: int = 1
     is_resumed: bool = False
     """Whether the first attempt goes on from an earlier run of the script."""
+    debug_comm: bool = False
+    tensorboard: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class PreparedScript:
     ranks: int
     """On this node, and on every other."""
     is_cpu: bool
+    gpus: list[int]
+    """The driver's numbers of the GPUs, in rank order; empty on CPU."""
     devices: list[str]
     """Where each rank computes, if it takes the device of its LOCAL_RANK as scripts do."""
     variables: dict[str, str]
@@ -103,8 +107,8 @@ class PreparedScript:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """`launch.json`: what was asked and what was set. Of the user's own variables only names:
-        values may be secret."""
+        """`launch.json`: what was asked and what was set. Of the user's own variables values where
+        they steer how ranks talk, else names: values may be secret."""
         mine = sorted(name for name in os.environ if name.startswith(_PASSED_ON))
         return {
             "schema_version": 1,
@@ -117,6 +121,7 @@ class PreparedScript:
             "backend": self.backend,
             "max_restarts": self.request.max_restarts,
             "variables": self.variables,
+            "environment": self.machine.environment,
             "passed_on": [name for name in mine if name not in self.variables],
         }
 
@@ -138,11 +143,15 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
     findings += found
     gpus, cpu, found = choose_devices(request, given, machine)
     findings += found
+    if cpu is None:
+        findings += slurm_findings(given.num_processes, request.accelerate_config, os.environ)
     if errors_of(findings):
         raise UserError(findings)
     ranks = cpu if cpu is not None else len(gpus)
     by_user = default_variables(machine.cpu.usable_cores, ranks)
     is_named = isinstance(request.gpus, list) or given.gpu_ids is not None
+    if request.debug_comm:
+        by_user |= DEBUG_COMMUNICATION
     variables = {
         **{name: os.environ.get(name, value) for name, value in by_user.items()},
         **device_variables(is_cpu=cpu is not None, gpus=gpus if is_named else None),
@@ -167,6 +176,7 @@ def prepare_script(request: ScriptRequest, machine: Machine | None = None) -> Pr
         resume_words=resume_words,
         ranks=ranks,
         is_cpu=cpu is not None,
+        gpus=[gpu.index for i in gpus for gpu in machine.gpus if gpu.cuda_index == i],
         devices=devices,
         variables=variables,
         findings=findings,
@@ -196,11 +206,11 @@ def hide_secrets(words: Sequence[str]) -> list[str]:
         is_option = word.startswith("-")
         if is_value and not is_option:
             shown.append(_HIDDEN)
-        elif equals and _SECRET.search(name):
+        elif equals and looks_secret(name):
             shown.append(f"{name}={_HIDDEN}")
         else:
             shown.append(word)
-        is_value = is_option and not equals and _SECRET.search(name) is not None
+        is_value = is_option and not equals and looks_secret(name)
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,30 @@ def _disagreement(request: DevicesAsked, count: int | None, ranks: int) -> list[
             why=f"{option} on the command line; num_processes: {count} in that file",
             fix=f"num_processes: {ranks} in the file, or "
             f"{'--cpu' if request.cpu is not None else '--gpus'} {count}",
+        )
+    ]
+
+
+def slurm_findings(
+    count: int | None, path: Path | None, environment: Mapping[str, str]
+) -> list[Finding]:
+    """An accelerate file whose ranks are not the GPUs that Slurm was asked for."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
+    per_node = environment.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    if count is None or not (nodes.isdecimal() and per_node.isdecimal()):
+        return []
+    asked = int(nodes) * int(per_node)
+    if asked in (count, 0):
+        return []
+    return [
+        Finding(
+            slug="accelerate-slurm",
+            what=f"`{path}` starts {count} processes, Slurm was asked for {asked} GPUs",
+            why=f"num_processes: {count} in that file; SLURM_JOB_NUM_NODES={nodes} x "
+            f"SLURM_GPUS_PER_NODE={environment['SLURM_GPUS_PER_NODE']}",
+            fix=f"num_processes: {asked} in the file, or `#SBATCH --gpus-per-node="
+            f"{max(1, count // int(nodes))}`",
+            severity="error" if count > asked else "warning",
         )
     ]
 

@@ -173,10 +173,7 @@ class ScriptFollower(NodeFollower):
             time.sleep(0.1)
         prepared, first = self._prepared, place.node * place.ranks
         self.say_start(first, place.ranks, run.logs)
-        environments = [
-            {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
-            for rank in range(place.ranks)
-        ]
+        environments = rank_environments(prepared, place, run)
         argv = prepared.argv_of(place.restarts)
         self._ranks = ScriptRanks(run, argv, environments, place.restarts, first=first)
         pids = self._ranks.start()
@@ -216,3 +213,16 @@ def with_network(prepared: PreparedScript, settings: list[Setting]) -> PreparedS
     alone = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     kept = {name: value for name, value in prepared.variables.items() if name not in alone}
     return replace(prepared, variables=kept | {s.name: s.value for s in settings})
+
+
+def rank_environments(
+    prepared: PreparedScript, place: Place, run: RunDirectory
+) -> list[dict[str, str]]:
+    """The environment of each rank of a script on this node."""
+    found = []
+    for rank in range(place.ranks):
+        log = run.nccl_log(place.node * place.ranks + rank)
+        debug = {"NCCL_DEBUG_FILE": str(log)} if prepared.request.debug_comm else {}
+        variables = torchrun_variables(place, rank)
+        found.append({**debug, **os.environ, **prepared.variables, **variables})
+    return found

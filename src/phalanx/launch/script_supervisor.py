@@ -7,33 +7,32 @@ own, and their output is all they say.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, kill_reason
 from phalanx.launch.joined import judge_ranks
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.script import PreparedScript
-from phalanx.launch.script_environment import Place, hold_port, torchrun_variables
+from phalanx.launch.script_environment import Place, hold_port
 from phalanx.launch.script_events import ScriptEvents
-from phalanx.launch.script_nodes import NodesScriptRanks
+from phalanx.launch.script_nodes import NodesScriptRanks, rank_environments
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
+from phalanx.launch.signals import hearing_stops
+from phalanx.launch.usage import UsageSampler
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
-from phalanx.run.sinks import CsvSink
+from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink, scalars
 
 AnyRanks = ScriptRanks | NodesScriptRanks
 
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
+_QUIET_S = 60.0  # without a loss in the output: a script that prints none has its GPUs by then
 _USAGE = 2  # argparse's exit code: the same words fail again
 _ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
 _TORCH_MARK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before a traceback in a group
@@ -72,19 +71,22 @@ class ScriptSupervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
-        self._is_scheduled = False
-        self._sink = CsvSink(run.results_file)
+        self._sinks: list[Sink] = [CsvSink(run.results_file)]
+        self._is_drawn = not prepared.request.tensorboard
 
     def run(self) -> ScriptOutcome:
         """Start the ranks, and start them again when one has died, until the script ends."""
         events = EventWriter(self._run.events, "supervisor")
         try:
-            with self._handling_signals():
+            # SIGUSR1 is a scheduler's way to ask: the ranks get SIGTERM, and the exit code says
+            # that the script is to go on.
+            with hearing_stops(self._asked, signal.SIGUSR1):
                 if self._nodes is not None:
                     self._tell(events, "nodes", **self._nodes.facts())
                 return self._attempts(events)
         finally:
-            self._sink.close()
+            for sink in self._sinks:
+                sink.close()
             events.close()
 
     def _attempts(self, events: EventWriter) -> ScriptOutcome:
@@ -130,10 +132,7 @@ class ScriptSupervisor:
 
     def _make_ranks(self, place: Place, attempt: int) -> AnyRanks:
         prepared = self._prepared
-        environments = [
-            {**os.environ, **prepared.variables, **torchrun_variables(place, rank)}
-            for rank in range(prepared.ranks)
-        ]
+        environments = rank_environments(prepared, place, self._run)
         ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
         if self._nodes is None:
             return ranks
@@ -161,22 +160,31 @@ class ScriptSupervisor:
     def _follow(self, ranks: AnyRanks, read: ScriptEvents, events: EventWriter) -> None:
         """Pass output on until the ranks are gone."""
         forwarded = 0
-        is_judged = False
+        late_s = time.monotonic() + _QUIET_S
+        known: set[str] = set()
+        is_judged = is_looked_at = False
 
         def take(rank: int, text: str, is_update: bool) -> None:
             self._on_line(rank, text, is_update)
             self._pass_on(read.take(rank, text))
 
+        usage = UsageSampler(ranks.pids, self._prepared.gpus)
         while ranks.follow(take, _POLL_S):
             self._pass_on(read.look())
-            if read.has_loss and not is_judged:  # a bar alone may count files before they join
-                is_judged = True
-                found = judge_ranks(ranks.pids, is_cpu=self._prepared.is_cpu)
-                self._write_findings(events, found)
-            for number in ranks.asked[len(self._asked) :]:
-                self._ask(number)
+            for sample in usage.look():
+                self._tell(events, "usage", step=read.step, **sample)
+            is_late = not is_looked_at and time.monotonic() > late_s
+            # A bar alone may count files before they join.
+            if not is_judged and (read.has_loss or is_late):
+                is_judged, is_looked_at = read.has_loss, True
+                is_cpu = self._prepared.is_cpu
+                found = judge_ranks(ranks.pids, is_cpu=is_cpu, has_loss=read.has_loss)
+                self._write_findings(events, [f for f in found if f.slug not in known])
+                known |= {finding.slug for finding in found}
+            self._asked += ranks.asked[len(self._asked) :]
             if len(self._asked) > forwarded:
-                number = self._asked[forwarded] if forwarded == 0 else signal.SIGKILL
+                number = self._asked[0] if len(self._asked) == 1 else signal.SIGKILL
+                number = signal.SIGTERM if number == signal.SIGUSR1 else number
                 forwarded = len(self._asked)
                 ranks.pass_on(number)
                 once_more = "; once more (Ctrl-C) ends them at once"
@@ -184,13 +192,14 @@ class ScriptSupervisor:
                     once_more if forwarded == 1 else ""
                 )
                 self._tell(events, "stop", reason=said)
+        usage.close()
         self._pass_on(read.end())
 
     def _judge(self, ranks: AnyRanks, step: int | None, restarts: int) -> ScriptOutcome:
         if len(self._asked) > 1:
             reason = "interrupted by a second signal"
             return ScriptOutcome("stopped", int(ExitCode.INTERRUPTED), reason, step, restarts)
-        if self._is_scheduled:
+        if self._asked and self._asked[0] == signal.SIGUSR1:
             reason = "stopped by SIGUSR1: the ranks were told with SIGTERM"
             return ScriptOutcome("stopped", int(ExitCode.STOPPED), reason, step, restarts)
         if ranks.lost is not None:
@@ -266,37 +275,14 @@ class ScriptSupervisor:
 
     def _pass_on(self, events: list[Event]) -> None:
         for event in events:
-            self._sink.take(event)
+            if not self._is_drawn and event.kind in ("step", "evaluate") and scalars(event):
+                self._is_drawn = (
+                    True  # importing it takes a second: not for a script without curves
+                )
+                self._sinks.append(TensorBoardSink(self._run.tensorboard))
+            for sink in self._sinks:
+                sink.take(event)
             self._on_event(event)
-
-    def _ask(self, number: signal.Signals) -> None:
-        if number != signal.SIGUSR1:
-            self._asked.append(number)
-        elif not self._asked:
-            self._is_scheduled = True
-            self._asked.append(signal.SIGTERM)
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM goes to the ranks, which may save; the second ends them. So
-        does SIGHUP, unless it was ignored (nohup). SIGUSR1 is a scheduler's way to ask, as often as
-        it likes: the ranks get SIGTERM, and the exit code says that the script is to go on."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self._ask(signal.Signals(number))
-
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            numbers.append(signal.SIGHUP)
-        before = {n: signal.signal(n, handle) for n in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.secret_words import secrets_of
 from phalanx.launch.slurm_script import LAUNCH, MEETING, ONE_NODE, SCRIPT, SEVERAL_NODES, TRAIN
 
 TASK = "{task}"
@@ -21,7 +22,6 @@ LOGS = "logs"
 COMMENT = "phalanx"
 """How our jobs are known among a user's others."""
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL")
 # field -> (what it may be, an example); Slurm's own rules are wider, none of its sites needs more.
 _SHAPES = {
     "name": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", "--name first"),
@@ -125,11 +125,7 @@ def _wrong_shapes(request: SlurmRequest) -> Iterator[Finding]:
 
 
 def _wrong_words(request: SlurmRequest, environment: Mapping[str, str]) -> Iterator[Finding]:
-    secrets = {
-        value: name
-        for name, value in environment.items()
-        if _SECRET.search(name.upper()) and len(value) >= 8
-    }
+    secrets = secrets_of(environment)
     for word in (*request.words, request.output, request.python):
         if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in word):
             yield Finding(

@@ -6,12 +6,9 @@ for each attempt: start the ranks, follow their events, judge -> outcome
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, RankGroup, kill_reason
@@ -26,6 +23,7 @@ from phalanx.launch.recovery import (
     revise_plan,
     without_rung,
 )
+from phalanx.launch.signals import hearing_stops
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
@@ -71,13 +69,14 @@ class Supervisor:
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
-        self._signals = 0
+        self._asked: list[signal.Signals] = []
         self._group: RankGroup | NodesGroup | None = None
         self._sinks: list[Sink] = []
 
     def run(self) -> Outcome:
         """Start the ranks, and start them again when one was killed, until the run ends."""
-        with self._handling_signals():
+        # SIGUSR1 is a scheduler's way to ask.
+        with hearing_stops(self._asked, signal.SIGUSR1):
             reader = EventReader(self._run.events)
             before = reader.read()
             first = max((event.attempt for event in before), default=-1) + 1
@@ -106,7 +105,7 @@ class Supervisor:
             if self._revise(ends, events):
                 attempt += 1
                 continue
-            if can_restart and restarts < self._max_restarts and self._signals == 0:
+            if can_restart and self._may_restart(restarts):
                 attempt, restarts = attempt + 1, restarts + 1
                 finding = _restart_finding(outcome, restarts, self._max_restarts)
                 events.write("finding", finding=finding.to_json())
@@ -120,6 +119,10 @@ class Supervisor:
                 exit_code=int(outcome.exit_code),
             )
             return outcome
+
+    def _may_restart(self, restarts: int) -> bool:
+        is_left = restarts < self._max_restarts
+        return is_left and not self._asked and self._launcher.can_restart
 
     def _make_sinks(self) -> list[Sink]:
         sinks: list[Sink] = [CsvSink(self._run.results_file)]
@@ -166,8 +169,8 @@ class Supervisor:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
                     return ends
-            self._signals = max(self._signals, group.asked)
-            asked = self._signals
+            self._asked += [signal.SIGTERM] * (group.asked - len(self._asked))
+            asked = len(self._asked)
             number = signal.SIGTERM if asked == 1 else signal.SIGKILL
             # Ranks that are not there yet get it at the next turn.
             if asked > forwarded and group.signal(number):
@@ -197,7 +200,7 @@ class Supervisor:
         """Whether the plan was changed so that the ranks can be started again after one of them
         ran out of memory. Not counted as a restart: it ends by itself."""
         failure = find_memory_failure(ends)
-        if failure is None or self._signals:
+        if failure is None or self._asked or not self._launcher.can_restart:
             return False
         revision = revise_plan(self._plan, failure)
         if revision is None:
@@ -207,7 +210,7 @@ class Supervisor:
 
     def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
-        if self._signals > 1:
+        if len(self._asked) > 1:
             reason = "interrupted by a second signal; the last checkpoint stands"
             return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
         if isinstance(group.error, NodeLostError):
@@ -219,7 +222,7 @@ class Supervisor:
         if memory is not None:  # wins over peers that lost their connection or were ended
             return self._out_of_memory(memory), False
         killed = next((death for death in group.deaths if death.exit_code < 0), None)
-        if killed is not None and self._signals and killed.exit_code == -signal.SIGTERM:
+        if killed is not None and self._asked and killed.exit_code == -signal.SIGTERM:
             reason = "stopped before the first step"  # a rank that could not listen yet
             return Outcome("stopped", ExitCode.STOPPED, None, reason), False
         if killed is not None:
@@ -258,26 +261,6 @@ class Supervisor:
             fix=f"read its last lines: `tail {self._run.log_file(rank)}`",
         )
         return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """First SIGINT or SIGTERM: finish the step, save, end. Second: end now. SIGUSR1 is a
-        scheduler's way to ask, as often as it likes."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if number != signal.SIGUSR1 or self._signals == 0:
-                self._signals += 1
-
-        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {n: signal.signal(n, handle) for n in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _from_event(end: Event) -> Outcome:

@@ -208,6 +208,8 @@ class Machine:
     """Optional packages that are installed, with their versions."""
     worker_env: dict[str, str] = field(default_factory=dict)
     """Environment variables every rank on this machine must be given."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """NCCL_*, GLOO_* and TORCH_* as the user has set them; names like secrets are left out."""
     nodes: int = 1
     """Nodes like this one; every other fact is that of a single node."""
     node_link_gbps: float | None = None

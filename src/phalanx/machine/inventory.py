@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.machine import gpus as gpu_facts
 from phalanx.machine import host
+from phalanx.machine.environment import communication_variables
 from phalanx.machine.facts import (
     Cpu,
     Gpu,
@@ -96,4 +97,5 @@ def probe_machine(
         torch_asked=with_torch,
         extras=host.probe_extras(),
         worker_env=worker_env,
+        environment=communication_variables(os.environ),
     )

@@ -57,7 +57,7 @@ def devices_for(job: Job, machine: Machine, ranks: int) -> tuple[Devices, Findin
         fix="nothing to do",
         severity="note",
     )
-    return Devices(cpu=ranks, backend=backend), note
+    return asked.model_copy(update={"gpus": None, "cpu": ranks, "backend": backend}), note
 
 
 def one_of(devices: Devices) -> Devices:

@@ -14,6 +14,8 @@ from phalanx.planner.plan import Decision, Plan
 # (docs.nvidia.com/cuda/cuda-c-programming-guide, "Compute Capability 8.x").
 _AMPERE = (8, 0)
 _DEFAULT_CPU_RANKS = 2
+BACKEND_VARIABLE = "TORCH_DISTRIBUTED_BACKEND"
+DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _MAX_GPU_THREADS = 4  # a rank that drives a GPU computes little itself
 
 
@@ -137,11 +139,61 @@ def choose_backend(
         return Decision("none", "one rank talks to nobody")
     if job.devices.backend != "auto":
         return Decision(job.devices.backend, f"devices.backend = {job.devices.backend}")
+    named = machine.environment.get(BACKEND_VARIABLE)
+    if _fits(named, placement.device.value):
+        assert named is not None
+        return Decision(named, f"{BACKEND_VARIABLE}={named} in the environment")
     if placement.device.value == "cuda":
         if machine.torch is not None and machine.torch.has_nccl:
             return Decision("nccl", f"between GPUs; NCCL {machine.torch.nccl_version}")
         return Decision("gloo", "this torch has no NCCL; gradients travel through the host")
     return Decision("gloo", "between CPU processes")
+
+
+def _fits(backend: str | None, device: str) -> bool:
+    return backend == "gloo" or (backend == "nccl" and device == "cuda")
+
+
+def backend_findings(job: Job, placement: Placement, machine: Machine) -> list[Finding]:
+    """A backend in the environment that cannot be taken."""
+    named, device = machine.environment.get(BACKEND_VARIABLE), placement.device.value
+    if job.devices.backend != "auto" or named in (None, "auto") or _fits(named, device):
+        return []
+    joins = "joins GPUs only" if named == "nccl" else "is neither nccl nor gloo"
+    return [
+        Finding(
+            slug="backend-variable",
+            what=f"{BACKEND_VARIABLE}={named} is not followed: `{named}` {joins}, and ranks are on "
+            f"{device}",
+            why="set in the environment; devices.backend = auto",
+            fix=f"unset {BACKEND_VARIABLE}",
+            severity="warning",
+        )
+    ]
+
+
+def debug_findings(plan: Plan) -> list[Finding]:
+    """What is not followed of a wish to see how ranks talk."""
+    if plan.environment.get(DEBUG_VARIABLE) != "DETAIL" or not plan.is_detail_too_much:
+        return []
+    return [
+        Finding(
+            slug="debug-detail",
+            what=f"{DEBUG_VARIABLE}=DETAIL is taken as INFO: DDP over gloo crashes with it",
+            why=f"set in the environment or by --debug-comm; backend gloo: {plan.backend.reason}",
+            fix="nothing to do; over nccl and with --fsdp it is DETAIL",
+            severity="note",
+        )
+    ]
+
+
+def choose_comm_timeout(job: Job) -> Decision[float]:
+    """How long a rank waits for the others."""
+    asked = job.devices.comm_timeout_s
+    own = (
+        ", as torch's own for NCCL" if "comm_timeout_s" not in job.devices.model_fields_set else ""
+    )
+    return Decision(asked, f"devices.comm_timeout_s = {asked:g}{own}")
 
 
 def choose_precision(

@@ -21,6 +21,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "gpus": _DEVICES,
     "ranks": _DEVICES,
     "backend": ("devices.backend",),
+    "comm_timeout_s": ("devices.comm_timeout_s",),
     "strategy": ("strategy", "fsdp.offload", "precision", "determinism"),
     "shard_ranks": ("fsdp.shard_ranks", "strategy"),
     "build": ("fsdp.build", "strategy"),

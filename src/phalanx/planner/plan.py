@@ -43,6 +43,8 @@ class Plan:
     """Machines that the ranks are on, the same number on each."""
     backend: Decision[str]
     """`nccl`, `gloo`, or `none` on one rank."""
+    comm_timeout_s: Decision[float] = Decision(600.0, "as torch's own for NCCL")
+    """Seconds that a rank waits for the others in an exchange."""
     strategy: Decision[str]
     """`single`, `ddp`, `fsdp` or `deepspeed`."""
     shard_ranks: Decision[int] = Decision(1, "every rank holds the whole model")
@@ -139,6 +141,8 @@ class Plan:
     """Predicted energy of the GPUs, at most."""
     worker_env: dict[str, str]
     """Environment variables the ranks get."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """NCCL_*, GLOO_* and TORCH_* that the user has set, which reach the ranks as they are."""
     resume_from: str | None = None
     """Checkpoint of another run to continue from, when this run has none of its own."""
     stated_batch: dict[str, int | None]
@@ -188,6 +192,12 @@ class Plan:
             micro_batch_size=self.micro_batch_size.value,
         )
 
+    @property
+    def is_detail_too_much(self) -> bool:
+        """Whether TORCH_DISTRIBUTED_DEBUG=DETAIL would end the ranks: DDP takes the group that it
+        wraps gloo in for gloo itself, and crashes (torch 2.13, Logger::set_env_variables)."""
+        return self.backend.value == "gloo" and self.strategy.value == "ddp"
+
     def decisions(self) -> dict[str, Decision[Any]]:
         """Every choice by name, in the order they are shown."""
         pairs = ((known.name, getattr(self, known.name)) for known in fields(self))
@@ -210,6 +220,7 @@ class Plan:
             "schema_version",
             "revision",
             "worker_env",
+            "environment",
             "resume_from",
             "stated_batch",
             "has_batchnorm",

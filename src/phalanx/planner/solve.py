@@ -102,6 +102,7 @@ def _solve(
     placement = devices.place_ranks(job, machine)
     ranks, device = placement.ranks.value, placement.device.value
     precision, findings = devices.choose_precision(job, placement, machine)
+    findings += devices.backend_findings(job, placement, machine)
     frozen = choose_frozen_precision(job, trace, precision.value, previous)
     # As is whatever is predicted from here on.
     job = job.model_copy(update={"frozen_precision": frozen.value})
@@ -161,6 +162,7 @@ def _solve(
         ranks=placement.ranks,
         nodes=devices.choose_nodes(placement, machine),
         backend=devices.choose_backend(job, placement, machine, chosen.strategy.value),
+        comm_timeout_s=devices.choose_comm_timeout(job),
         strategy=chosen.strategy,
         shard_ranks=chosen.shard_ranks,
         build=chosen.build,
@@ -204,6 +206,7 @@ def _solve(
         speedup=expected_speedup(batch, ranks),
         parameters=Decision(trace.parameters, f"{trace.trainable_parameters} of them learn"),
         worker_env=_worker_env(machine, determinism.value, device, previous),
+        environment=machine.environment,
         stated_batch=(
             previous.stated_batch
             if previous is not None
@@ -239,6 +242,7 @@ def _solve(
     findings += problems
     compared = choose_comparison(job, trace, plan, placement.cards)
     plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
+    findings += devices.debug_findings(plan)
     if previous is None:  # a run that goes on has shown that it fits, or is being cut
         hosts = machine.nodes * machine.memory.total_bytes
         about_memory += fit_findings(job, trace, plan, placement.cards, hosts)

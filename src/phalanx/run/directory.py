@@ -5,7 +5,7 @@ runs/digits-20260131-120000/
   source.json                                       git commit and diff, command, versions
   launch.json                                       instead of job and plan: a launched script's
   events/<writer>.jsonl                             what happened
-  logs/rank-0.log ...                               what each rank printed
+  logs/rank-0.log ... command.log                   what each rank printed, and a detached command
   checkpoints/checkpoint-120/ latest best           weights and state
   final_model/                                      what the recipe writes for other tools
   exports/checkpoint-120-FORM/                      what `phalanx export` wrote
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import subprocess
@@ -102,6 +103,15 @@ class RunDirectory:
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
+    def nccl_log(self, rank: int) -> Path:
+        """What NCCL says of itself with NCCL_DEBUG."""
+        return self.logs / f"nccl-rank-{rank}.log"
+
+    @property
+    def command_log(self) -> Path:
+        """What the command prints once it is detached from its terminal."""
+        return self.logs / "command.log"
+
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Write a plan revision; every revision stays, `plan.json` is the newest."""
         text = json.dumps(plan, indent=2)
@@ -147,24 +157,52 @@ def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDire
     return run
 
 
-def find_run(reference: str | None, output: Path, *, command: str = "--resume") -> RunDirectory:
-    """The run meant by a path, a name under `output`, or nothing (the newest)."""
+def find_run(
+    reference: str | None, output: Path, *, command: str = "--resume", with_scripts: bool = False
+) -> RunDirectory:
+    """The run meant by a path, a name under `output`, or nothing (the newest). Runs of launched
+    scripts have no plan: they are passed over, unless they are wanted too."""
     if reference is None:
-        candidates = [output / LATEST]
+        candidates = [output / LATEST, *_newest_first(output)]
     else:
         candidates = [Path(reference), output / reference]
+    names = ("plan.json", "launch.json") if with_scripts else ("plan.json",)
     for path in candidates:
-        if (path / "plan.json").is_file():
+        if any((path / name).is_file() for name in names):
             return RunDirectory(path.resolve())
+    launched = next((path for path in candidates if (path / "launch.json").is_file()), None)
+    if launched is not None:
+        raise UserError(_is_a_script(launched))
     there = sorted(p.parent.name for p in output.glob("*/plan.json") if not p.parent.is_symlink())
     raise UserError(
         Finding(
             slug="no-run",
             what=f"no run at `{candidates[0]}`",
-            why=f"a run directory holds plan.json; runs in `{output}`: "
+            why=f"a run directory holds {' or '.join(names)}; runs in `{output}`: "
             f"{', '.join(there[-5:]) or 'none'}",
             fix=f"{command} {output / there[-1]}" if there else "start one: `phalanx train digits`",
         )
+    )
+
+
+def _newest_first(output: Path) -> list[Path]:
+    """Runs of jobs, the one whose plan is newest first: behind the link when it is to a script."""
+    plans = [p for p in output.glob("*/plan.json") if not p.parent.is_symlink()]
+    return [p.parent for p in sorted(plans, key=lambda p: p.stat().st_mtime, reverse=True)]
+
+
+def _is_a_script(path: Path) -> Finding:
+    try:
+        words = json.loads((path / "launch.json").read_text(encoding="utf-8"))["command"][2:]
+        again = shlex.join(["phalanx", "launch", *map(str, words)])
+    except (OSError, ValueError, KeyError, TypeError):
+        again = "phalanx launch SCRIPT.py"
+    return Finding(
+        slug="run-of-a-script",
+        what=f"`{path}` is the run of a launched script, which has no plan and no checkpoint of "
+        "ours",
+        why="it holds launch.json and no plan.json; the script saves and resumes in its own way",
+        fix=f"{again}, with the script's own way to resume",
     )
 
 
@@ -285,27 +323,3 @@ def _git_state() -> dict[str, Any] | None:
         "diff": diff[:_MAX_DIFF_BYTES],
         "is_diff_cut": is_cut,
     }
-
-
-@contextmanager
-def lock_run(run: RunDirectory) -> Iterator[None]:
-    """Hold the run directory for one supervisor; a second one is refused."""
-    import fcntl
-
-    with (run.path / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise UserError(
-                Finding(
-                    slug="run-busy",
-                    what=f"another process is training in `{run.path}`",
-                    why=f"its process id is {file.read().strip() or 'unknown'}",
-                    fix="wait for it, or stop it with Ctrl-C or SIGTERM; it saves first",
-                )
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -46,6 +46,17 @@ KINDS: dict[str, dict[str, str]] = {
         "source": "`output` or `file`: read from what a launched script printed or wrote; "
         "what it does not say is null; else absent",
     },
+    "usage": {
+        "rank": "rank of a launched script, with what it started",
+        "step": "the last step its output named, or null",
+        "cpu_percent": "of the CPU since the last sample, 100 is one core",
+        "memory_bytes": "resident host memory; shared pages count in each process",
+        "gpu": "the driver's number of its GPU; absent on CPU, as are the next four",
+        "gpu_percent": "share of the time in which a kernel ran",
+        "gpu_memory_bytes": "memory in use on that GPU, of all processes",
+        "gpu_power_w": "power drawn",
+        "gpu_temperature_c": "temperature",
+    },
     "evaluate": {
         "step": "optimizer steps done",
         "epoch": "passes over the data done",

@@ -35,9 +35,21 @@ def scalars(event: Event) -> dict[str, float]:
         curves |= {name: value for name, value in optional.items() if value is not None}
     elif event.kind == "evaluate":
         curves = {f"test/{name}": value for name, value in data["metrics"].items()}
+    elif event.kind == "usage":
+        curves = _usage(data)
     else:
         curves = {}
     return {name: value for name, value in curves.items() if value is not None}
+
+
+def _usage(data: dict[str, Any]) -> dict[str, float]:
+    gib = {"memory": data["memory_bytes"], "gpu_memory": data.get("gpu_memory_bytes")}
+    figures = {
+        **{name: data.get(name) for name in ("cpu_percent", "gpu_percent", "gpu_power_w")},
+        **{f"{name}_gib": n / 2**30 if n is not None else None for name, n in gib.items()},
+    }
+    prefix = f"system/rank_{data['rank']}"
+    return {f"{prefix}/{name}": n for name, n in figures.items() if n is not None}
 
 
 class TensorBoardSink:
@@ -66,7 +78,7 @@ class TensorBoardSink:
             self._writer.add_event(
                 self._record(
                     wall_time=event.time_s,
-                    step=event.data["step"],
+                    step=event.data["step"] or 0,  # a script's output may not say
                     summary=self._summary(value=values),
                 )
             )

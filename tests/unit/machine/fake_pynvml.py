@@ -87,7 +87,8 @@ class FakePynvml:
     def nvmlDeviceGetMemoryInfo(self, handle):
         gpu = self.gpus[handle]
         total = self._known(gpu.memory_mib) * MIB
-        return SimpleNamespace(total=total, free=total - gpu.used_mib * MIB)
+        used = gpu.used_mib * MIB
+        return SimpleNamespace(total=total, free=total - used, used=used)
 
     def nvmlDeviceGetPciInfo(self, handle):
         return SimpleNamespace(busId=self.gpus[handle].bus_id)

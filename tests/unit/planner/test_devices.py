@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.machine.environment import communication_variables, show_variables
 from phalanx.planner import devices
+from phalanx.planner.solve import solve_plan
 
 DEFAULTS = {
     # machine: device, ranks, precision, backend, strategy, determinism, workers, threads, pinned
@@ -214,3 +216,32 @@ def test_ddp_on_one_rank_never_happens(solve):
     # One rank has no process group, which DDP needs.
     plan, findings = solve("1xt4", strategy="ddp")
     assert plan.strategy.value == "single" or [f for f in findings if f.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "named", "asked", "backend", "slugs"),
+    [
+        ("2x4090", "gloo", "auto", "gloo", []),
+        ("2x4090", "gloo", "nccl", "nccl", []),
+        ("2x4090", "mpi", "auto", "nccl", ["backend-variable"]),
+        ("cpu", "nccl", "auto", "gloo", ["backend-variable"]),
+        ("cpu", "auto", "auto", "gloo", []),
+    ],
+)
+def test_the_backend_of_the_environment_is_taken_where_it_fits(
+    load_machine, make_job, make_trace, machine, named, asked, backend, slugs
+):
+    there = replace(load_machine(machine), environment={"TORCH_DISTRIBUTED_BACKEND": named})
+    plan, findings = solve_plan(make_job(devices={"backend": asked}), there, make_trace())
+    assert plan.backend.value == backend
+    assert [finding.slug for finding in findings] == slugs
+    assert ("TORCH_DISTRIBUTED_BACKEND=gloo" in plan.backend.reason) == (
+        (named, asked) == ("gloo", "auto")
+    )
+
+
+def test_only_variables_of_communication_are_shown_and_no_secret():
+    given = {"NCCL_DEBUG": "INFO", "TORCH_HUB_TOKEN": "x", "PATH": "/bin", "GLOO_LOG": "a\nb"}
+    found = communication_variables(given)
+    assert found == {"GLOO_LOG": "a\nb", "NCCL_DEBUG": "INFO"}
+    assert show_variables(found) == "GLOO_LOG=a?b, NCCL_DEBUG=INFO"

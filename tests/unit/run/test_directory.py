@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,11 @@ from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
     find_run,
-    lock_run,
     record_source,
     swap_link,
     write_atomic,
 )
+from phalanx.run.lock import Holder, is_held, lock_run, read_holder, this_process
 
 
 def finding_of(call, *arguments):
@@ -182,7 +183,7 @@ def test_a_second_holder_in_another_process_is_refused(tmp_path):
     run = make_run(tmp_path, "run")
     code = (
         "import sys; from pathlib import Path\n"
-        "from phalanx.run.directory import RunDirectory, lock_run\n"
+        "from phalanx.run.directory import RunDirectory\nfrom phalanx.run.lock import lock_run\n"
         "with lock_run(RunDirectory(Path(sys.argv[1]))):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
@@ -201,7 +202,7 @@ def test_a_second_holder_in_another_process_is_refused(tmp_path):
         holder.kill()
         holder.communicate()
     with lock_run(run):  # the lock of a killed process is gone with it
-        assert (run.path / ".lock").read_text() == str(os.getpid())
+        assert read_holder(run).pid == os.getpid()
 
 
 def test_a_lock_is_free_after_its_holder(tmp_path):
@@ -209,6 +210,50 @@ def test_a_lock_is_free_after_its_holder(tmp_path):
     for _ in range(2):
         with lock_run(run):
             pass
+
+
+def test_a_number_that_was_given_to_another_process_gets_no_signal(tmp_path):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        mine = this_process()
+        other = Holder(child.pid, mine.host, mine.born)
+        assert mine.is_alive() and not other.is_alive()
+        assert not other.send(signal.SIGKILL)
+        assert not Holder(child.pid, "another-host", mine.born).send(signal.SIGKILL)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_whether_a_run_is_held(tmp_path):
+    run = make_run(tmp_path, "run")
+    assert not is_held(run) and read_holder(run) is None
+    with lock_run(run):
+        assert is_held(run) and read_holder(run).is_alive()
+    assert not is_held(run)
+
+
+def make_script_run(output, name):
+    run = create_run_directory(output, name, "train.py:")
+    command = ["python", "-u", "train.py", "--epochs", "3"]
+    run.launch_file.write_text(json.dumps({"command": command}))
+    return run
+
+
+def test_the_newest_run_to_resume_is_none_of_a_script(tmp_path):
+    make_run(tmp_path, "older")
+    newest = make_run(tmp_path, "newest")
+    os.utime(tmp_path / "older" / "plan.json", (1, 1))
+    script = make_script_run(tmp_path, "script")
+    assert find_run(None, tmp_path) == newest
+    assert find_run(None, tmp_path, with_scripts=True) == script
+    finding = finding_of(find_run, "script", tmp_path)
+    assert finding.slug == "run-of-a-script"
+    assert "phalanx launch train.py --epochs 3" in finding.fix
+    alone = tmp_path / "alone"
+    make_script_run(alone, "script")
+    assert finding_of(find_run, None, alone).slug == "run-of-a-script"
 
 
 def git(folder, *argv):

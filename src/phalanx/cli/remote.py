@@ -1,0 +1,241 @@
+"""`phalanx remote`: a machine over ssh, to train on and to bring runs back from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli import remote_runs
+from phalanx.cli.options import with_job_options
+from phalanx.cli.remote_runs import NAME, PATIENCE
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train on a machine over ssh: `remote add NAME user@host`, then `remote train NAME JOB`.",
+)
+
+
+@app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER@HOST[:PORT]", help="As for ssh; aliases of ~/.ssh/config hold."
+        ),
+    ],
+    path: Annotated[
+        str,
+        typer.Option(
+            "--path", metavar="DIR", help="Folder there; relative: below the home folder."
+        ),
+    ] = "phalanx",
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", metavar="PATH", help="Use this environment there, install nothing."
+        ),
+    ] = None,
+    site_packages: Annotated[
+        bool,
+        typer.Option(
+            "--site-packages",
+            help="The environment that is made also sees what the machine's own Python has.",
+        ),
+    ] = False,
+) -> int:
+    """Name a machine. Keys, ports and jump hosts are OpenSSH's own; no secret is kept.
+
+    Examples: phalanx remote add lab alice@gpu.example.org | phalanx remote add big big-alias
+    --path /scratch/alice --python /opt/torch/bin/python
+    """
+    from phalanx.cli import console
+    from phalanx.cli.console import short_path
+    from phalanx.launch.remote.places import add_place, config_file, make_place
+
+    place = make_place(name, target, path=path, python=python, site_packages=site_packages)
+    before = add_place(place)
+    was = f", which was {before.target}" if before and before.target != place.target else ""
+    console.say(f"{place.name} is {place.target}{was} ({short_path(config_file())})")
+    console.say("next:")
+    console.say(f"  phalanx remote check {place.name}")
+    return 0
+
+
+@app.command("list")
+def list_remotes() -> int:
+    """Show the machines that have a name.
+
+    Examples: phalanx remote list
+    """
+    from phalanx.cli import console
+    from phalanx.launch.remote.places import load_places
+
+    rows = [
+        (place.name, place.target, place.path, place.python or f"{place.path}/env")
+        for place in load_places().values()
+    ]
+    if not rows:
+        console.say("no remote yet: phalanx remote add lab alice@gpu.example.org")
+        return 0
+    console.table(rows, header=("name", "target", "path", "environment"))
+    return 0
+
+
+@app.command("remove")
+def remove(name: Annotated[str, NAME]) -> int:
+    """Forget a machine; what lies on it stays.
+
+    Examples: phalanx remote remove lab
+    """
+    from phalanx.cli import console
+    from phalanx.launch.remote.places import remove_place
+
+    place = remove_place(name)
+    console.say(f"{place.name} is forgotten; {place.path} on {place.target} stays as it is")
+    return 0
+
+
+@app.command("check")
+@with_job_options
+def check(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    remote: Annotated[str, NAME],
+    include: Annotated[
+        list[str] | None, typer.Option("--include", help="As for `remote train`.")
+    ] = None,
+) -> int:
+    """Show what a machine can train on and what stands in the way, all at once; with a job also its
+    files, its size and its plan there.
+
+    Examples: phalanx remote check lab | phalanx remote check lab job.yaml --gpus 0,1
+    """
+    from phalanx.cli import console
+    from phalanx.cli.check import show_machine
+    from phalanx.errors import ExitCode, errors_of
+    from phalanx.launch.remote.job_checks import check_job_there
+    from phalanx.launch.remote.places import find_place
+    from phalanx.launch.remote.ssh import Connection
+
+    place = find_place(remote)
+    with console.working(f"looking at {place.target}"), Connection(place) as connection:
+        seen = check_job_there(connection, job, overrides, include=include or [])
+    console.table(seen.rows)
+    if seen.machine is not None:
+        console.say()
+        show_machine(seen.machine)
+    if seen.findings or notes:
+        console.say()
+    console.show_findings([*notes, *seen.findings])
+    return int(ExitCode.MACHINE if errors_of(seen.findings) else ExitCode.OK)
+
+
+@app.command("train")
+@with_job_options
+def train(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    remote: Annotated[str, NAME],
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="[RUN]", help="Go on with a run there, instead of a job."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="PATH", help="Push this too, although it would stay here."
+        ),
+    ] = None,
+    wheelhouse: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheelhouse", metavar="DIR", help="Install from these wheels, without the internet."
+        ),
+    ] = None,
+    requirements: Annotated[
+        str | None,
+        typer.Option("--requirements", metavar="FILE", help="Install these packages there too."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="VARIABLE", help="Send this variable of yours along."),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Start it and come back at once.")
+    ] = False,
+    reconnect_s: Annotated[float, PATIENCE] = 600.0,
+) -> int:
+    """Push this folder, make the environment, start the job there and follow it.
+
+    It goes on when the line drops or this command ends; Ctrl-C only stops following. NCCL_*,
+    GLOO_*, TORCH_*, WANDB_* and HF_TOKEN of yours reach the ranks, through no file and no argv.
+
+    Examples: phalanx remote train lab digits | phalanx remote train lab job.yaml --gpus 0,1
+    --include data/raw --epochs 5
+    """
+    import os
+
+    from phalanx.cli import console
+    from phalanx.cli.remote_view import follow, say_following
+    from phalanx.errors import UserError, errors_of
+    from phalanx.launch.remote.places import find_place
+    from phalanx.launch.remote.request import make_request, resume_request
+    from phalanx.launch.remote.runs import find_remote_run, start_run
+    from phalanx.launch.remote.sending import send_project
+    from phalanx.launch.remote.ssh import Connection
+    from phalanx.launch.remote.variables import variable_findings, variables_for, word_findings
+
+    place = find_place(remote)
+    with Connection(place) as connection:
+        if resume is not None:
+            request, found = resume_request(find_remote_run(connection, resume), overrides, place)
+        else:
+            request, _, found = make_request(job, overrides)
+        findings = [
+            *notes,
+            *found,
+            *word_findings((*request.words, request.output), os.environ),
+            *variable_findings(os.environ, env or []),
+        ]
+        if errors_of(findings):
+            raise UserError(findings)
+        with console.working("connecting") as update:
+            sent = send_project(
+                connection,
+                request,
+                include=include or [],
+                wheelhouse=wheelhouse,
+                requirements=requirements,
+                say=console.say,
+                update=update,
+            )
+            variables = variables_for(os.environ, env or [])
+            start_run(
+                connection,
+                sent.path,
+                name=request.name,
+                project=request.project,
+                run=request.run,
+                argv=request.argv(sent.python),
+                env={**variables, "PYTHONUNBUFFERED": "1"},
+                is_resumed=request.is_resumed,
+            )
+        console.show_findings([*findings, *sent.findings])
+        if variables:
+            console.say(f"sent along: {', '.join(variables)}")
+        console.say(f"started {request.name} on {place.name}")
+        if detach:
+            say_following(place.name, request.name)
+            return 0
+        return follow(connection, find_remote_run(connection, request.name), patience_s=reconnect_s)
+
+
+app.command("attach")(remote_runs.attach)
+app.command("runs")(remote_runs.runs)
+app.command("pull")(remote_runs.pull)
+app.command("stop")(remote_runs.stop)
