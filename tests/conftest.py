@@ -9,6 +9,7 @@ A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,10 @@ _FOLDERS = {
 
 
 def pytest_configure(config):
+    # Whoever starts this in the background, or with nohup, has these ignored, and so would every
+    # command that a test starts and then interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name, meaning in _FOLDERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.addinivalue_line("markers", "full: another case of a slow test, in `make test-full`")

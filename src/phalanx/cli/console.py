@@ -35,7 +35,7 @@ def stderr() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    stream = _Lasting(sys.stderr if stderr else sys.stdout)
+    stream = _Lasting("stderr" if stderr else "stdout")
     interactive = stream.isatty() and not os.environ.get("CI")
     return Console(
         file=cast("IO[str]", stream),
@@ -51,8 +51,14 @@ class _Lasting:
     """A stream that is written to after its terminal was closed or its reader has gone (`| head`)
     loses the words; the training goes on, and logs and events have them."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def _stream(self) -> IO[str]:
+        """Whatever is that stream now: notebooks and tests put their own in its place."""
+        stream: IO[str] = getattr(sys, self._name)
+        return stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -98,7 +104,7 @@ def pass_on(text: str, *, is_update: bool = False) -> None:
     start = "\r\x1b[2K" if is_terminal else ""
     if is_update and is_terminal:
         text = text[: stdout().width - 1]  # of two lines only the second would be written over
-    stream = _Lasting(sys.stdout)
+    stream = _Lasting("stdout")
     stream.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
     stream.flush()
 

@@ -20,6 +20,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "device": ("devices.gpus", "devices.cpu"),
     "gpus": _DEVICES,
     "ranks": _DEVICES,
+    "nodes": ("devices.gpus", "devices.cpu"),
     "backend": ("devices.backend",),
     "comm_timeout_s": ("devices.comm_timeout_s",),
     "strategy": ("strategy", "fsdp.offload", "precision", "determinism"),
