@@ -25,7 +25,7 @@ from tests.ranks.runs import RECIPE, assert_same_bits, losses, outcomes
 # Slow enough to be caught in the middle: evaluation every few steps, many small steps.
 JOB = """
 recipe: {recipe}
-steps: 400
+steps: 800
 global_batch_size: 10
 precision: fp64
 micro_batch_size: 3
@@ -63,7 +63,7 @@ def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unb
     assert code == ExitCode.STOPPED, err
     assert "--resume" in out
     stopped_at = outcomes(run)[-1]["step"]
-    assert stopped_at < 400, "the run was over before the signal came"
+    assert stopped_at < 800, "the run was over before the signal came"
     assert (run.checkpoints / f"checkpoint-{stopped_at}").is_dir()
     code, _, err = phalanx("train", "--resume", cwd=tmp_path)
     assert code == 0, err

@@ -81,14 +81,13 @@ class ProcessMeter:
     def read(self) -> tuple[float | None, int | None]:
         """(CPU per cent since the last reading, 100 is one core; resident bytes). None when it is
         gone, and of the CPU the first time. Pages that processes share count in each."""
-        used_s, resident, is_there = 0.0, 0, False
+        used_s, resident = 0.0, 0
         for process in self.family():
             with suppress(psutil.Error):
                 times = process.cpu_times()
                 used_s += times.user + times.system
                 resident += process.memory_info().rss
-                is_there = True
-        if not is_there:
+        if resident == 0:  # gone, or ended and not yet waited for
             return None, None
         now, before = time.monotonic(), self._before
         self._before = (now, used_s)
