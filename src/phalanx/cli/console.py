@@ -77,7 +77,7 @@ class _Lasting:
             self._lose()
 
     def _lose(self) -> None:
-        with suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
 

@@ -77,9 +77,10 @@ def train(
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.nodes import alone_only, train_on_nodes
     from phalanx.cli.plan import show_plan
+    from phalanx.launch.continued import output_of
     from phalanx.launch.launcher import Launcher
     from phalanx.launch.meeting import parse_rendezvous
-    from phalanx.launch.prepare import output_of, prepare
+    from phalanx.launch.prepare import prepare
     from phalanx.launch.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
     from phalanx.machine.environment import DEBUG_COMMUNICATION
 

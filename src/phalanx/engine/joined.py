@@ -42,7 +42,7 @@ def run_joined(words: list[str]) -> int:
     }
     if record["is_read_early"] and not words:  # torch has read its variables: begin anew
         command = [sys.executable, "-u", "-m", "phalanx.engine", record["run"]]
-        os.execve(sys.executable, command, environment)  # noqa: S606
+        os.execve(sys.executable, command, environment)  # noqa: S606 - a list, no shell
     os.environ.update(environment)
     set_openblas_threads(environment)
     return run_rank(Path(record["run"]), record["attempt"])

@@ -21,7 +21,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from phalanx.engine.question import Question
 from phalanx.engine.rank import end_with_parent
 from phalanx.run.channel import Channel
 
@@ -31,7 +30,8 @@ def serve(descriptor: int) -> None:
     end_with_parent()
     channel = Channel(socket.socket(fileno=descriptor))
     gc.disable()  # imports make no garbage worth looking for: a tenth of their time
-    import phalanx.engine.worker  # noqa: F401
+    import phalanx.engine.worker  # noqa: F401 - torch, before the first question
+    from phalanx.engine.question import Question
 
     try:
         first = channel.receive(0)  # what a recipe is, as a rule: answered while the rest imports

@@ -28,10 +28,6 @@ class Question:
         return os.waitstatus_to_exitcode(status)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
 def _answer(record: dict[str, Any]) -> NoReturn:
     """Never returns: what the stack below belongs to is the launcher's."""
     code = 1
@@ -45,7 +41,8 @@ def _answer(record: dict[str, Any]) -> NoReturn:
         gc.freeze()
         gc.enable()
         # The launcher was loaded with one, so that it can be forked.
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or _cores()))
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores))
         from phalanx.engine.__main__ import main
 
         code = main([record["ask"], str(request), str(result)])

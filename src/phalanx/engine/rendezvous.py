@@ -14,6 +14,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
+from phalanx.machine.network import family_of
+
 PLACE = ("node", "nodes", "address", "port")
 """Fields of a request that only several nodes need."""
 
@@ -57,7 +59,7 @@ class FreshRendezvous(RendezvousHandler):
         store: Any = None
         port = place.port
         if place.node == 0:
-            family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
+            family = family_of(place.address)
             listener = socket.create_server((place.address, 0), family=family)
             port = listener.getsockname()[1]
             store = TCPStore(

@@ -23,12 +23,12 @@ def ask_engine(
         request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
         request.write_text(json.dumps(question), encoding="utf-8")
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # nothing asked here touches a GPU
-        code = None
-        if launcher is not None:
-            code = launcher.ask(verb, (request, result, said), env, timeout_s)
-        if code is None:
-            argv = [sys.executable, "-m", "phalanx.engine", verb, str(request), str(result)]
-            try:
+        try:
+            code = None
+            if launcher is not None:
+                code = launcher.ask(verb, (request, result, said), env, timeout_s)
+            if code is None:
+                argv = [sys.executable, "-m", "phalanx.engine", verb, str(request), str(result)]
                 with said.open("wb") as output:
                     code = subprocess.run(
                         argv,
@@ -39,8 +39,8 @@ def ask_engine(
                         timeout=timeout_s,
                         check=False,
                     ).returncode
-            except subprocess.TimeoutExpired:
-                return None, f"it did not answer within {timeout_s:g} s"
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return None, f"it did not answer within {timeout_s:g} s"
         if not result.is_file():
             lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
             return None, f"exit code {code}: {' | '.join(lines)}"

@@ -110,7 +110,8 @@ class Launcher:
         self, verb: str, files: Sequence[Path], environment: dict[str, str], timeout_s: float
     ) -> int | None:
         """Have a question answered by a fork that has torch already, in files: what is asked, the
-        answer, what is said meanwhile. Returns the exit code; None where it cannot be."""
+        answer, what is said meanwhile. Returns the exit code; None where it cannot be asked.
+        TimeoutError when it takes longer than this."""
         if self._process is None or self._has_ranks or sys.platform != "linux":
             return None
         record = {"ask": verb, "files": [str(file) for file in files], "environment": environment}
@@ -121,7 +122,9 @@ class Launcher:
             return None
         if answer is None:
             self.close()
-        return answer["answered"] if answer is not None else None
+            raise TimeoutError
+        code: int = answer["answered"]
+        return code
 
     def send(self, record: dict[str, Any]) -> None:
         assert self._channel is not None, "it was started"

@@ -16,6 +16,7 @@ from phalanx.launch.meeting_terms import GREETING_S, PREFIX, TELL_EVERY_S, Hello
 from phalanx.launch.node_link import NodeLink
 from phalanx.run.channel import Channel
 
+_TRY_S = 5.0
 _RETRY_S = 0.5
 _NO_ROUTE_S = 15.0  # a host that does not answer at all will not, however long one waits
 
@@ -68,13 +69,11 @@ class MeetingGuest:
         no_route_since: float | None = None
         while True:
             try:
-                return socket.create_connection(
-                    (self._address, asked.port), timeout=5, source_address=None
-                )
+                return socket.create_connection((self._address, asked.port), timeout=_TRY_S)
             except OSError as error:
                 now = time.monotonic()
                 text = (
-                    "timed out after 5 s"
+                    f"timed out after {_TRY_S:.0f} s"
                     if isinstance(error, TimeoutError)
                     else str(error.strerror or error)
                 )

@@ -24,6 +24,7 @@ from phalanx.job.schema import Job
 from phalanx.launch.calibrations import find_calibration
 from phalanx.launch.compared import recall_comparison
 from phalanx.launch.compile_cache import early_variables
+from phalanx.launch.continued import Continued
 from phalanx.launch.launcher import Launcher, LauncherError
 from phalanx.launch.torch_memory import AskTorch, remembering_torch
 from phalanx.launch.trace import AskTrace, trace_recipe
@@ -40,7 +41,6 @@ from phalanx.recipe.load import absolute_spec, builtin_recipes
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
-    find_run,
     record_source,
     write_atomic,
 )
@@ -101,7 +101,7 @@ def prepare(
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
     recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
     of which there are `nodes` in all."""
-    continued = _Continued.find(resume, overrides) if resume is not None else None
+    continued = Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes)
@@ -173,7 +173,7 @@ def read_job(
     nodes: int,
 ) -> Job:
     """The job as `prepare` will see it, judged by itself: what nodes compare when they meet."""
-    continued = _Continued.find(resume, overrides) if resume is not None else None
+    continued = Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
     _raise_if_errors(check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes))
@@ -181,7 +181,7 @@ def read_job(
 
 
 def _what_to_train(
-    source: Source | None, overrides: Sequence[Override | str], continued: _Continued | None
+    source: Source | None, overrides: Sequence[Override | str], continued: Continued | None
 ) -> tuple[Source, Sequence[Override | str]]:
     if source is not None:
         return source, overrides
@@ -191,12 +191,6 @@ def _what_to_train(
     dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
     overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
     return continued.job_file, overrides
-
-
-def output_of(overrides: Sequence[Override | str]) -> Path:
-    """The folder of runs that options name, before a job is read."""
-    given = (o.value for o in overrides if isinstance(o, Override) and o.key == "output")
-    return Path(str(next(given, "runs")))
 
 
 def other_machine(text: str | None) -> Machine | None:
@@ -221,46 +215,6 @@ def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
         write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
         run.write_plan(prepared.plan.to_json())
         yield run
-
-
-@dataclass(frozen=True)
-class _Continued:
-    """A run that is to go on."""
-
-    run: RunDirectory | None
-    """None when it goes on from one checkpoint, in a new run directory."""
-    job_file: Path
-    plan: Plan
-    checkpoint: Path | None
-
-    @classmethod
-    def find(cls, reference: str, overrides: Sequence[Override | str]) -> _Continued:
-        output = output_of(overrides)
-        path = Path(reference)
-        if (path / "manifest.json").is_file():
-            run = RunDirectory(path.resolve().parent.parent)
-            return cls(None, run.job_file, _read_plan(run), path.resolve())
-        run = find_run(None if reference == "latest" else reference, output)
-        return cls(run, run.job_file, _read_plan(run), None)
-
-    def adopt(self, plan: Plan) -> Plan:
-        if self.checkpoint is None:
-            return replace(plan, resume_from=self.plan.resume_from)
-        return replace(plan, resume_from=str(self.checkpoint), revision=0)
-
-
-def _read_plan(run: RunDirectory) -> Plan:
-    try:
-        return Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            Finding(
-                slug="plan-unreadable",
-                what=f"`{run.plan_file}` cannot be read",
-                why=str(error),
-                fix=f"start a new run from its weights: `init_from={run.path}`",
-            )
-        ) from error
 
 
 def resolve_source(source: Source) -> Path | Mapping[str, Any]:

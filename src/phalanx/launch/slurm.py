@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.secret_words import secrets_of
+from phalanx.launch.secret_words import unfit_words
 from phalanx.launch.slurm_script import LAUNCH, MEETING, ONE_NODE, SCRIPT, SEVERAL_NODES, TRAIN
 
 TASK = "{task}"
@@ -125,23 +125,22 @@ def _wrong_shapes(request: SlurmRequest) -> Iterator[Finding]:
 
 
 def _wrong_words(request: SlurmRequest, environment: Mapping[str, str]) -> Iterator[Finding]:
-    secrets = secrets_of(environment)
-    for word in (*request.words, request.output, request.python):
-        if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in word):
+    words = (*request.words, request.output, request.python)
+    for word, name in unfit_words(words, environment):
+        if name is None:
             yield Finding(
                 slug="slurm-word",
                 what=f"{word!r} holds a line break, a control character or no valid text",
                 why="it would stand in a batch script and in logs that people read",
                 fix="take the character out, or rename the file",
             )
-        for value, name in secrets.items():
-            if value in word:
-                yield Finding(
-                    slug="slurm-secret",
-                    what=f"a word of the command line holds the value of {name}",
-                    why="it would stand in the batch script, in argv and in logs for all to read",
-                    fix=f"leave it out: {name} reaches the ranks through the environment",
-                )
+        else:
+            yield Finding(
+                slug="slurm-secret",
+                what=f"a word of the command line holds the value of {name}",
+                why="it would stand in the batch script, in argv and in logs for all to read",
+                fix=f"leave it out: {name} reaches the ranks through the environment",
+            )
 
 
 def _wrong_numbers(request: SlurmRequest) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.errors import Finding
-from phalanx.launch.secret_words import secrets_of
+from phalanx.launch.secret_words import unfit_words
 
 # What tunes the ranks, and what trackers and the hub want to see.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_")
@@ -39,20 +39,18 @@ def variable_findings(environment: Mapping[str, str], asked: Sequence[str]) -> I
 
 def word_findings(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:
     """Words of a command line that must not stand in one over there."""
-    secrets = secrets_of(environment)
-    for word in words:
-        if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in word):
+    for word, name in unfit_words(words, environment):
+        if name is None:
             yield Finding(
                 slug="remote-word",
                 what=f"{word!r} holds a line break, a control character or no valid text",
                 why="it would stand in the command line over there and in logs that people read",
                 fix="take the character out, or rename the file",
             )
-        for value, name in secrets.items():
-            if value in word:
-                yield Finding(
-                    slug="remote-secret",
-                    what=f"a word of the command line holds the value of {name}",
-                    why="it would stand in argv over there, for all users of it to read",
-                    fix=f"leave it out: {name} goes along in the environment, or with --env {name}",
-                )
+        else:
+            yield Finding(
+                slug="remote-secret",
+                what=f"a word of the command line holds the value of {name}",
+                why="it would stand in argv over there, for all users of it to read",
+                fix=f"leave it out: {name} goes along in the environment, or with --env {name}",
+            )
