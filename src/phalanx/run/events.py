@@ -38,13 +38,22 @@ KINDS: dict[str, dict[str, str]] = {
         "loss": "sum of the terms",
         "terms": "each named term of the loss over the global batch",
         "lr": "learning rate of this step",
-        "grad_norm": "gradient norm before clipping, or null",
+        "grad_norm": "gradient norm before clipping, or null: in fp16 and with DeepSpeed it is "
+        "found only where gradients are clipped",
         "samples_per_s": "samples per second since the last such event",
         "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
         "loss_scale": "fp16 loss scale, or null",
         "total_steps": "how many there will be, where a script's output says so",
         "source": "`output` or `file`: read from what a launched script printed or wrote; "
         "what it does not say is null; else absent",
+    },
+    "skipped": {
+        "step": "number of the optimizer step, which changed nothing: the loss or a gradient was "
+        "not finite; in fp16 also while the loss scale is found",
+        "epoch": "passes over the data done before it",
+        "ids": "samples of its global batch, at most 4096 of them",
+        "in_a_row": "so many until here",
+        "total": "so many since the run began",
     },
     "usage": {
         "rank": "rank of a launched script, with what it started",
@@ -70,7 +79,9 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "optimizer steps done",
         "path": "folder relative to the run directory",
         "bytes": "size on disk",
-        "seconds": "time training stood still",
+        "seconds": "time training stood still: for the copy to host memory, or for all of it",
+        "waited_s": "of waiting before that, for the checkpoint before to be written",
+        "write_s": "time it took to write, beside training",
         "is_best": "whether `best` points at it",
     },
     "samples": {
