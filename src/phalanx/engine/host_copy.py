@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import psutil
 import torch
 from torch import Tensor
 
 from phalanx.engine.checkpoint import Content
 from phalanx.engine.tensor_file import CHUNK_BYTES, Part
 from phalanx.errors import format_bytes
+from phalanx.machine.host import probe_cgroup, probe_memory
 
 _ALIGNED = 64  # bytes; every type begins at a multiple of its size
 _SPARE = 1.25  # of the memory that is free at least so much more than the copies take
@@ -31,8 +31,10 @@ class HostMemoryError(Exception):
 class HostCopy:
     """Copies contents of checkpoints, one after another, into the same memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, writers: int = 1) -> None:
+        """`writers` processes on this machine do the same at the same time."""
         self._device = device
+        self._writers = writers
         self._is_pinned = device.type == "cuda"
         self._pieces: dict[tuple[str, str], list[Tensor]] = {}
         self._slab = torch.empty(0, dtype=torch.uint8)
@@ -82,11 +84,15 @@ class HostCopy:
             for name, part in parts.items()
             if (numel := sum(t.numel() for t in part.pieces)) != self._held((file, name), part)
         ]
+        if not missing:
+            return
         rest = sum(_aligned(numel * dtype.itemsize) for _, dtype, numel in missing)
-        free = psutil.virtual_memory().available
-        if rest * _SPARE > free:
+        free = probe_memory(probe_cgroup()).available_bytes
+        if rest * self._writers * _SPARE > free:
+            each = f" on each of {self._writers} ranks here" if self._writers > 1 else ""
             raise HostMemoryError(
-                f"copies take {format_bytes(rest)} of host memory, {format_bytes(free)} are free"
+                f"copies take {format_bytes(rest)} of host memory{each}, of which "
+                f"{format_bytes(free)} are free"
             )
         for key, dtype, numel in missing:
             self._pieces[key] = []

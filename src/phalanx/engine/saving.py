@@ -12,6 +12,7 @@ must be on disk, otherwise the run has failed.
 from __future__ import annotations
 
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -98,7 +99,7 @@ class Saving:
             self._writers = replace(process, control=process.open_group("gloo", timeout=_TIMEOUT))
         self._background = Background()
         is_copied = plan.save_in_background.value == "on" and self._is_writer
-        self._copy = HostCopy(process.device) if is_copied else None
+        self._copy = HostCopy(process.device, writers=self._writers_here()) if is_copied else None
         self._failed: tuple[Content, set[int], bool] | None = None
         """What is not on disk because writing it failed."""
         self.cadence = Cadence(
@@ -108,6 +109,12 @@ class Saving:
         )
         self.average: WeightAverage | None = None
         """Made by `load`, because it starts from the weights of the first step."""
+
+    def _writers_here(self) -> int:
+        """Ranks on this machine that make copies."""
+        if not self._strategy.is_sharded:
+            return 1
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self._process.world))
 
     def load(self) -> SavedCheckpoint | None:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""
@@ -209,23 +216,25 @@ class Saving:
         """Write, publish and say so; never raises. With `started` training waits for it."""
         begun = time.perf_counter()
         self._failed = None
+        problem: Finding | None = None
         try:
             path = _patiently(lambda: self._write_folder(content))
             if self._copy is not None:
                 stall_s = max(stall_s, self._copy.stall_s())
-            problem = _patiently(lambda: self._publish(content.step, best_steps, is_best=is_best))
-        except Exception as error:
-            traceback.print_exception(error)  # into the rank's log
+        except Exception as error:  # on all ranks that write
             self._failed = content, best_steps, is_best
             self.cadence.spent(stall_s)
-            finding = not_saved(error, content.step, self._run.checkpoints)
-            self._say_once(finding.slug, finding)
+            self._say_failure(error, content.step)
             return
+        try:
+            problem = _patiently(lambda: self._publish(content.step, best_steps, is_best=is_best))
+            self._said = {said for said in self._said if said.slug != "checkpoint-not-saved"}
+        except Exception as error:  # on the first alone: it is there, only `latest` is not
+            self._say_failure(error, content.step)
         now = time.perf_counter()
         if started is not None:
             stall_s = now - started
         self.cadence.saved(stall_s)
-        self._said = {finding for finding in self._said if finding.slug != "checkpoint-not-saved"}
         if not self._process.is_first:
             return
         self._say([problem] if problem else [])
@@ -239,6 +248,11 @@ class Saving:
             write_s=round(now - begun, 6),
             is_best=is_best,
         )
+
+    def _say_failure(self, error: Exception, step: int) -> None:
+        traceback.print_exception(error)  # into the rank's log
+        finding = not_saved(error, step, self._run.checkpoints)
+        self._say_once(finding.slug, finding)
 
     def _write_folder(self, content: Content) -> Path:
         return write_checkpoint(
