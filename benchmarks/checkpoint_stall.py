@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from side_by_side import Table, take_turns, train
 
 RECIPE = f"{Path(__file__).parent / 'tiny.py'}:Tiny"
-COLUMNS, CLASSES, EVERY = 32, 10, 10
+COLUMNS, CLASSES, BATCH, EVERY = 32, 10, 4, 10
 
 
 def run(arguments, *settings):
@@ -30,8 +30,8 @@ def run(arguments, *settings):
     devices = ["--gpus", 1] if arguments.gpu else ["--cpu", 1]
     return train(
         [
-            *(RECIPE, "--steps", arguments.steps, "--batch-size", 64, *devices),
-            *(f"options.width={width}", f"options.samples={64 * EVERY}", "evaluate.every=null"),
+            *(RECIPE, "--steps", arguments.steps, "--batch-size", BATCH, *devices),
+            *(f"options.width={width}", f"options.samples={BATCH * EVERY}", "evaluate.every=null"),
             *("--precision", "fp32", "logging.tensorboard=false", "logging.every=1", *settings),
         ]
     )

@@ -187,8 +187,11 @@ class Worker:
                     if process.is_first:
                         self.events.write(kind, **facts)
         finally:
-            saving.close()  # a failure loses nothing that was copied
-        return self._outcome(loop, saving.finish(counters.step))
+            with during("save"):
+                saving.close()  # a failure loses nothing that was copied
+        with during("save"):
+            lost = saving.finish(counters.step)
+        return self._outcome(loop, lost)
 
     def _make_evaluator(self, parts: Assembly, average: WeightAverage | None) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
