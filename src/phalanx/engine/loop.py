@@ -26,7 +26,7 @@ from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
-from phalanx.engine.telemetry import SpeedMeter, memory_bytes
+from phalanx.engine.telemetry import SpeedMeter, memory_bytes, memory_trouble
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
@@ -88,6 +88,7 @@ class Loop:
                     self.ended_because = "stopped"
                     yield from self._save(is_best=False)
                     return
+                meter.wait(step.waited_s)
                 result = self.train_step.run(step)
                 self.counters.step = done = step.share.step + 1
                 yield from say_dropped(take_graph(self.train_step, self.plan))
@@ -129,6 +130,8 @@ class Loop:
         terms = self._read_losses(result)
         loss = sum(terms.values())
         norm = result.grad_norm
+        device = self.strategy.process.device
+        retries, faults = memory_trouble(device)
         yield (
             "step",
             {
@@ -140,7 +143,10 @@ class Loop:
                 "lr": result.lr,
                 "grad_norm": float(norm) if norm is not None else None,
                 "samples_per_s": round(meter.read(consumed), 3),
-                "memory_bytes": memory_bytes(self.strategy.process.device),
+                "data_wait": round(meter.data_wait or 0.0, 4),
+                "memory_bytes": memory_bytes(device),
+                "alloc_retries": retries,
+                "major_faults": faults,
                 "loss_scale": self.loss_scale(),
             },
         )

@@ -11,12 +11,13 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.agent import RankDeath, kill_reason
 from phalanx.launch.joined import judge_ranks
 from phalanx.launch.nodes import Nodes
+from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.script import PreparedScript
 from phalanx.launch.script_environment import Place, hold_port
 from phalanx.launch.script_events import ScriptEvents
@@ -68,6 +69,7 @@ class ScriptSupervisor:
         self._run = run
         self._prepared = prepared
         self._nodes = nodes
+        self._post_mortem = PostMortem(run)
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
@@ -96,10 +98,10 @@ class ScriptSupervisor:
             began_s = time.monotonic()
             ranks, read = self._attempt(restarts, events)
             step = read.step if read.step is not None else step
+            outcome = self._explain(self._judge(ranks, step, restarts), ranks, events)
             if not ranks.deaths or self._asked or ranks.lost is not None:
-                return self._end(events, self._judge(ranks, step, restarts))
+                return self._end(events, outcome)
             barren = 0 if read.has_progress or time.monotonic() - began_s > _LONG_S else barren + 1
-            outcome = self._judge(ranks, step, restarts)
             refusal = self._why_no_restart(ranks.deaths[0], barren, restarts)
             if refusal is not None:
                 outcome.findings.extend(refusal)
@@ -215,6 +217,17 @@ class ScriptSupervisor:
             return ScriptOutcome("stopped", code, reason, step, restarts)
         finding = diagnose_death(death, ranks.last_lines(death.rank), self._run)
         return ScriptOutcome("failed", code, finding.what, step, restarts, [finding])
+
+    def _explain(
+        self, outcome: ScriptOutcome, ranks: AnyRanks, events: EventWriter
+    ) -> ScriptOutcome:
+        def write(kind: str, **data: object) -> None:
+            self._tell(events, kind, **data)
+
+        found = self._post_mortem.examine(ranks.deaths, events.attempt, outcome.findings, write)
+        if found == outcome.findings:
+            return outcome
+        return replace(outcome, reason=found[0].what, findings=found)
 
     def _why_no_restart(self, death: RankDeath, barren: int, restarts: int) -> list[Finding] | None:
         """Findings when another attempt makes no sense (none, where that needs no words); None when

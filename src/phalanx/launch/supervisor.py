@@ -15,6 +15,7 @@ from phalanx.launch.agent import RankDeath, RankGroup, kill_reason
 from phalanx.launch.compared import keep_comparison
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import NodeLostError, Nodes, NodesGroup
+from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
 from phalanx.launch.recovery import (
     Revision,
@@ -69,6 +70,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
+        self._post_mortem = PostMortem(run)
         self._asked: list[signal.Signals] = []
         self._group: RankGroup | NodesGroup | None = None
         self._sinks: list[Sink] = []
@@ -102,6 +104,7 @@ class Supervisor:
                 self._sinks = self._make_sinks()
             ends = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, ends)
+            outcome = self._explain(outcome, self._group, attempt, events)
             if self._revise(ends, events):
                 attempt += 1
                 continue
@@ -233,6 +236,14 @@ class Supervisor:
         if group.deaths or len(ends) < self._plan.ranks.value:
             return self._left(group.deaths), False
         return _from_event(ends[0]), False
+
+    def _explain(
+        self, outcome: Outcome, group: RankGroup | NodesGroup, attempt: int, events: EventWriter
+    ) -> Outcome:
+        found = self._post_mortem.examine(group.deaths, attempt, outcome.findings, events.write)
+        if found == outcome.findings:
+            return outcome
+        return replace(outcome, reason=found[0].what, findings=found)
 
     def _out_of_memory(self, failure: Event) -> Outcome:
         outcome = _from_event(failure)

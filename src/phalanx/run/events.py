@@ -40,7 +40,10 @@ KINDS: dict[str, dict[str, str]] = {
         "lr": "learning rate of this step",
         "grad_norm": "gradient norm before clipping, or null",
         "samples_per_s": "samples per second since the last such event",
+        "data_wait": "share of that time in which the writer waited for samples",
         "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
+        "alloc_retries": "how often the device's allocator gave back what it kept and tried again",
+        "major_faults": "pages of the writer that had to be read from disk",
         "loss_scale": "fp16 loss scale, or null",
         "total_steps": "how many there will be, where a script's output says so",
         "source": "`output` or `file`: read from what a launched script printed or wrote; "
@@ -103,6 +106,13 @@ KINDS: dict[str, dict[str, str]] = {
         "reason": "why the plan is changed, and what that means for the curve",
         "changes": "each value that changes by name: micro_batch_size, accumulation, ...; old, new",
         "step": "optimizer steps done when it became necessary, or null",
+    },
+    "death": {
+        "rank": "a rank that did not end in order; one event for each, the first first",
+        "exit_code": "how it ended; negative: the signal that killed it",
+        "was_ended": "whether it was ended because another one had died before",
+        "oom_kills": "processes that the kernel ended on this machine for want of memory, since "
+        "the attempt began",
     },
     "outcome": {
         "status": "finished, stopped, failed or killed",
