@@ -53,7 +53,7 @@ class Death:
     def place(self) -> str:
         """`rank 1, in step after 120 steps`."""
         where = f", in {self.phase}" if self.phase else ""
-        after = f" after {self.step} steps" if self.step else ""
+        after = f" after {self.step} step{'' if self.step == 1 else 's'}" if self.step else ""
         return f"rank {self.rank}{where}{after}"
 
     def to_json(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _describe(
         how = f"left with exit code {code}" if code is not None else "failed"
         words = f"rank {end.rank} {how}; nothing in its log is known to this table"
         fix = f"read what it printed: `less +G {first.facts['log']}`"
-        last = end.lines[-_LAST_WORDS:]
+        last = end.lines[-_LAST_WORDS:] or scene.death_lines(end.rank)
         return Death(cause=UNKNOWN, grade="unknown", words=words, fix=fix, evidence=last, **known)
     values = {
         **facts_of_run(scene),
@@ -173,7 +173,7 @@ def _describe(
         grade=cause.grade,
         words=fill_words(cause.words, values),
         fix=fill_fix(fix, values),
-        evidence=_evidence(match, first, judged),
+        evidence=_evidence(scene, match, first, judged),
         **known,
     )
 
@@ -228,14 +228,14 @@ def _calls(match: Match) -> dict[str, str]:
     return short
 
 
-def _evidence(match: Match, first: _Judged, judged: list[_Judged]) -> list[LogLine]:
+def _evidence(scene: Scene, match: Match, first: _Judged, judged: list[_Judged]) -> list[LogLine]:
     """The telling line, the line that names the exception, where in the code it was."""
     found = list(match.lines)
-    ranks = judged if match.cause.name == "collective-mismatch" else [first]
-    for other in ranks:
+    is_of_two = match.cause.name == "collective-mismatch"  # each rank has its own call to show
+    for other in judged if is_of_two else [first]:
         lines = other.end.lines
         begin = last_traceback(lines)
-        if begin is None or (other.end.exit_code or 0) < 0:
+        if begin is None or ((other.end.exit_code or 0) < 0 and not is_of_two):
             continue
         error, frame = last_error(lines[begin:]), own_frame(lines[begin:])
         if other is first and error is not None:
@@ -243,7 +243,7 @@ def _evidence(match: Match, first: _Judged, judged: list[_Judged]) -> list[LogLi
         if frame is not None:
             found += _with_code(lines, frame.at)
     if not found:
-        found = first.end.lines[-_LAST_WORDS:]
+        found = [*first.end.lines[-_LAST_WORDS:], *scene.death_lines(first.end.rank)]
     return list(dict.fromkeys(found))
 
 

@@ -110,13 +110,12 @@ def _half(value: Any, least: int = 1) -> int | None:
 
 def _again(scene: Scene) -> str:
     """What goes on with the run, or starts it anew."""
-    if scene.is_script:
-        words = [str(word) for word in scene.launched.get("command") or ()][2:]
-        return shlex.join(["phalanx", "launch", *words]) if words else "phalanx launch SCRIPT"
-    if (scene.run.checkpoints / LATEST).exists():
+    if not scene.is_script and (scene.run.checkpoints / LATEST).exists():
         return f"phalanx train --resume {shlex.quote(_shown(scene.run.path))}"
-    command = [str(word) for word in scene.source.get("command") or ()]
-    return shlex.join(command) if command[:1] == ["phalanx"] else "phalanx train JOB"
+    program, *words = [str(word) for word in scene.source.get("command") or ("",)]
+    if words and Path(program).name in ("phalanx", "__main__.py"):
+        return shlex.join(["phalanx", *words])
+    return "phalanx launch SCRIPT" if scene.is_script else "phalanx train JOB"
 
 
 def _script(scene: Scene) -> str:

@@ -159,6 +159,11 @@ class Scene:
             for rank in ranks
         ]
 
+    def death_lines(self, rank: int) -> list[LogLine]:
+        """Where the supervisor wrote down how a rank ended."""
+        lines = read_tail(self.run.events / "supervisor.jsonl", self.run.path)
+        return [x for x in lines if '"kind":"death"' in x.text and f'"rank":{rank},' in x.text][-1:]
+
     def _end(
         self, rank: int, attempt: int, said: Event | None, death: dict[str, Any], order: int
     ) -> RankEnd:

@@ -34,6 +34,7 @@ def judge_speed(scene: Scene) -> list[Finding]:
         *_thrash(steps, facts),
         *_unequal(scene),
         *_by_usage(scene, steps),
+        *_no_peers(scene),
     ]
     if not found:
         found = _as_predicted(scene, steps, facts)
@@ -205,6 +206,25 @@ def _by_usage(scene: Scene, steps: Sequence[Event]) -> list[Finding]:
             "for storage or for each other",
             why=seen,
             fix="phalanx bench JOB splits a step into data, compute, communication and overhead",
+            severity="note",
+        )
+    ]
+
+
+def _no_peers(scene: Scene) -> list[Finding]:
+    """What NCCL says of links, where `--debug-comm` had it say something."""
+    text = "P2P is disabled between connected GPUs"  # nccl src/graph/paths.cc
+    said = next((line for line in scene.other_lines if text in line.text), None)
+    if said is None:
+        return []
+    return [
+        Finding(
+            slug="slow-no-p2p",
+            what="GPUs of this machine cannot reach each other's memory: what they exchange goes "
+            "through the host's",
+            why=f"{said}: {said.text.strip()[:200]}",
+            fix="phalanx check shows the links; ACS in the BIOS, `iommu=pt`, or a virtual machine "
+            "may be in the way",
             severity="note",
         )
     ]

@@ -17,6 +17,7 @@ from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import NodeLostError, Nodes, NodesGroup
 from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
+from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -154,6 +155,7 @@ class Supervisor:
         ends: list[Event] = []
         forwarded = 0
         gone_s: float | None = None
+        usage = RankUsage(self._run, self._plan, attempt=events.attempt)
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -164,13 +166,17 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
+                usage.take(event)
                 if event.kind == "dropped":
                     self._drop(event, events)
                 if event.kind == "compared":
                     keep_comparison(self._plan, self._run)
+            for sample in usage.look():
+                events.write("usage", **sample)
             if not is_running:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
+                    usage.close()
                     return ends
             self._asked += [signal.SIGTERM] * (group.asked - len(self._asked))
             asked = len(self._asked)
