@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import Finding
 
 _LEAST_POINTS = 40  # logged steps before a curve is judged
-_SWING = 1.0  # of the median: from the tenth to the ninetieth of a hundred losses
+_SWING = 1.0  # of the mean: from the tenth to the ninetieth of a hundred losses
 _FALLS = 0.97  # of a loss two quarters before: above it does not fall
+_SWINGS_ON = 0.9  # of the mean two quarters before, for losses that swing
 _RISES = 1.3
 _COLLAPSED = 1.0  # a loss scale below it makes gradients smaller instead of larger
 
@@ -62,21 +63,22 @@ def _shape(losses: Sequence[tuple[int, float]], facts: dict[str, str]) -> list[F
     quarter = len(values) // 4
     first, second = median(values[:quarter]), median(values[quarter : 2 * quarter])
     last = median(values[-quarter:])
+    # Means: of values that jump to and fro a median is either the one or the other.
+    before, after = fmean(values[quarter : 2 * quarter]), fmean(values[-quarter:])
     half = sorted(values[-len(values) // 2 :])
     low, high = quantiles(half, n=10)[0], quantiles(half, n=10)[-1]
-    middle = median(half)
+    middle = fmean(half)
     if middle <= 0:  # a loss that may be negative has no scale of its own
         return []
     steps = f"steps {losses[-len(half)][0]} to {losses[-1][0]}"
-    if high - low > _SWING * middle and last > _FALLS * second:
+    if high - low > _SWING * middle and after > _SWINGS_ON * before:
         return [
             Finding(
                 slug="loss-oscillates",
                 what=f"the loss swings between {low:.4g} and {high:.4g} and does not fall",
-                why=f"tenth and ninetieth of a hundred losses in {steps}, median {middle:.4g}; a "
-                "quarter of the run before it was "
-                f"{second:.4g}: as a rule the learning rate is too large for the batch, or the "
-                "warm-up too short",
+                why=f"tenth and ninetieth of a hundred losses in {steps}, mean {middle:.4g}; its "
+                f"mean was {before:.4g} in the second quarter and is {after:.4g} in the last: as a "
+                "rule the learning rate is too large for the batch, or the warm-up too short",
                 fix=f"{_slower(facts)} schedule.warmup='5%'; or a larger batch: twice the "
                 "gradient_accumulation",
                 severity="warning",

@@ -32,8 +32,7 @@ def judge_speed(scene: Scene) -> list[Finding]:
         *_lagging(scene),
         *_loader_bound(scene, steps, facts),
         *_thrash(steps, facts),
-        *_unequal(scene),
-        *_by_usage(scene, steps),
+        *(_unequal(scene) or _by_usage(scene, steps)),
         *_no_peers(scene),
     ]
     if not found:

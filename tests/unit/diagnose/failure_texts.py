@@ -9,7 +9,8 @@ _GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547
 TEXTS = [
     (  # 1
         f"{_NCCL}Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, "
-        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.",
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600013 "
+        "milliseconds before timing out.",
         -6,
         "collective-timeout",
     ),
