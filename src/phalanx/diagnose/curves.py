@@ -63,7 +63,7 @@ def _shape(losses: Sequence[tuple[int, float]], facts: dict[str, str]) -> list[F
     quarter = len(values) // 4
     first, second = median(values[:quarter]), median(values[quarter : 2 * quarter])
     last = median(values[-quarter:])
-    # Means: of values that jump to and fro a median is either the one or the other.
+    # Means: of values that jump up and down a median is one or the other.
     before, after = fmean(values[quarter : 2 * quarter]), fmean(values[-quarter:])
     half = sorted(values[-len(values) // 2 :])
     low, high = quantiles(half, n=10)[0], quantiles(half, n=10)[-1]

@@ -160,6 +160,7 @@ def _describe(
         last = end.lines[-_LAST_WORDS:] or scene.death_lines(end.rank)
         return Death(cause=UNKNOWN, grade="unknown", words=words, fix=fix, evidence=last, **known)
     values = {
+        "name": match.cause.name,
         **facts_of_run(scene),
         **_silent(ends, judged),
         **first.facts,

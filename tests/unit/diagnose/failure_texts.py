@@ -236,7 +236,7 @@ TEXTS = [
         1,
         "host-out-of-memory",
     ),
-    # G3, as PyTorch and transformers say it
+    # What people ask about, as PyTorch and transformers say it
     ("ModuleNotFoundError: No module named 'torch'", 1, "module-missing"),
     ("RuntimeError: Found no NVIDIA driver on your system.", 1, "cuda-unavailable"),
     ("RuntimeError: No CUDA GPUs are available", 1, "cuda-unavailable"),

@@ -96,7 +96,7 @@ def test_every_row_of_the_forty_has_a_source():
     sources = " ".join(row.source for row in all_causes())
     cited = {
         int(n)
-        for found in re.findall(r"failures\.md ([\d, and]+)", sources)
+        for found in re.findall(r"failure ([\d, and]+)", sources)
         for n in re.findall(r"\d+", found)
     }
     assert set(range(1, 41)) - cited == {16}  # slow.py: GPUs that cannot reach each other

@@ -13,7 +13,7 @@ CAUSES = (
         fix="{again}; `phalanx slurm JOB ...` has it queued again by itself",
         text="slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-01-31T12:00:00 DUE TO "
         "PREEMPTION ***",
-        source="failures.md 39; slurmstepd source",
+        source="failure 39; slurmstepd source",
     ),
     Cause(
         name="time-limit",
@@ -24,7 +24,7 @@ CAUSES = (
         "again",
         text="slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-01-31T12:00:00 DUE TO "
         "TIME LIMIT ***",
-        source="failures.md 39; slurmstepd source",
+        source="failure 39; slurmstepd source",
     ),
     Cause(
         name="node-failed",
@@ -34,7 +34,7 @@ CAUSES = (
         fix="sinfo -R names it; {again} with `--exclude NODE`",
         text="slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-01-31T12:00:00 DUE TO "
         "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
-        source="failures.md 39; slurmstepd source",
+        source="failure 39; slurmstepd source",
     ),
     Cause(
         name="cancelled",
@@ -54,6 +54,6 @@ CAUSES = (
         "scheduler, or somebody's `kill -9`",
         fix="dmesg -T | grep -i 'killed process'; sacct -j JOB -o MaxRSS,State",
         text="traceback : Signal 9 (SIGKILL) received by PID 10245",
-        source="failures.md 38; torch 2.13, elastic/multiprocessing/errors",
+        source="failure 38; torch 2.13, elastic/multiprocessing/errors",
     ),
 )

@@ -17,7 +17,7 @@ CAUSES = (
         text="RuntimeError: Expected to have finished reduction in the prior iteration before "
         "starting a new one. This error indicates that your module has parameters that were not "
         "used in producing loss.",
-        source="failures.md 35; torch 2.13, reducer.cpp",
+        source="failure 35; torch 2.13, reducer.cpp",
     ),
     Cause(
         name="parameter-used-twice",
@@ -30,7 +30,7 @@ CAUSES = (
         text="RuntimeError: Expected to mark a variable ready only once. This error is caused by "
         "one of the following reasons: 1) Use of a module parameter outside the `forward` "
         "function.",
-        source="failures.md 35; torch 2.13, reducer.cpp",
+        source="failure 35; torch 2.13, reducer.cpp",
     ),
     Cause(
         name="changed-in-place",
@@ -89,7 +89,7 @@ CAUSES = (
         "torch.serialization.add_safe_globals([...]); never weights_only=False for others' files",
         text="_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to "
         "do so you have two options",
-        source="failures.md 40; torch/serialization.py",
+        source="failure 40; torch/serialization.py",
     ),
     Cause(
         name="shapes-do-not-fit",
@@ -123,7 +123,7 @@ CAUSES = (
         words="two kinds of numbers meet in one operation: {first} and {second}",
         fix="`.to(weight.dtype)`, or `.float()` / `.long()` of the labels, before that line",
         text="RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float",
-        source="aten/src/ATen/native; G2: fp16 instead of bf16",
+        source="aten/src/ATen/native; asked about: fp16 instead of bf16",
     ),
     Cause(
         name="no-values",

@@ -31,7 +31,7 @@ CAUSES = (
         "collective: CollectiveFingerPrint(SequenceNumber=1, OpType=ALLREDUCE, TensorShape=[4], "
         "TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float, device=cpu)), but Rank 1 "
         "is running collective: CollectiveFingerPrint(SequenceNumber=1, OpType=BARRIER).",
-        source="failures.md 34; torch 2.13, ProcessGroupWrapper.cpp; gloo/transport/tcp/pair.cc",
+        source="failure 34; torch 2.13, ProcessGroupWrapper.cpp; gloo/transport/tcp/pair.cc",
     ),
     Cause(
         name="rank-missing-at-barrier",
@@ -41,7 +41,7 @@ CAUSES = (
         words="rank {missing} did not come to a barrier within {ms} ms",
         fix="read what it did meanwhile: `tail -n 50 {logs}/rank-{missing}.log`",
         text="[Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms",
-        source="failures.md 33; ProcessGroupGloo.cpp",
+        source="failure 33; ProcessGroupGloo.cpp",
     ),
     Cause(
         name="gpu-shared-by-ranks",
@@ -57,7 +57,7 @@ CAUSES = (
         script_fix="in the script, before anything else: "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
         text="Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
-        source="failures.md 9; nccl src/init.cc; G5: only one GPU works",
+        source="failure 9; nccl src/init.cc; asked about: only one GPU works",
     ),
     Cause(
         name="nccl-no-interface",
@@ -66,7 +66,7 @@ CAUSES = (
         words="NCCL found no network interface: NCCL_SOCKET_IFNAME names one that is not here",
         fix="unset NCCL_SOCKET_IFNAME; {again}; `ip -br addr` lists the interfaces there are",
         text="NCCL WARN Bootstrap : no socket interface found",
-        source="failures.md 11; nccl src/bootstrap.cc; G1: NCCL errors",
+        source="failure 11; nccl src/bootstrap.cc; asked about: NCCL errors",
     ),
     Cause(
         name="nccl-versions-differ",
@@ -81,7 +81,7 @@ CAUSES = (
         fix="the same environment on every node: `pip install -r` one lock file, or one image",
         text="NCCL WARN Mismatched NCCL version detected : rank 0 version 22703 rank 8 version "
         "22605",
-        source="failures.md 12; nccl src/init.cc",
+        source="failure 12; nccl src/init.cc",
     ),
     Cause(
         name="infiniband",
@@ -97,7 +97,7 @@ CAUSES = (
         "TCP, slower: `NCCL_IB_DISABLE=1 {again}`; `ulimit -l` must say unlimited",
         text="NCCL WARN NET/IB : Got completion from peer 10.0.0.7<41234> with status=12 "
         "opcode=129 len=0 vendor err 129 (Recv)",
-        source="failures.md 13 and 14; nccl#902, #1664, #1405; G1: NCCL_IB_DISABLE",
+        source="failure 13 and 14; nccl#902, #1664, #1405; asked about: NCCL_IB_DISABLE",
     ),
     Cause(
         name="no-peer-access",
@@ -110,13 +110,13 @@ CAUSES = (
         fix="NCCL_P2P_DISABLE=1 {again}",
         text="NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported between "
         "these two devices",
-        source="failures.md 15; nccl#631; G2: NCCL_P2P_DISABLE",
+        source="failure 15; nccl#631; asked about: NCCL_P2P_DISABLE",
     ),
     Cause(
         name="port-in-use",
         any_of=(
             r"server socket has failed to (listen|bind).*port: (?P<port>\d+).*EADDRINUSE",
-            r"EADDRINUSE|[Aa]ddress already in use",
+            r"(?i)EADDRINUSE|address already in use",
         ),
         words="port {port} is taken: by another run, or by a rank that was left behind",
         fix="see who has it: `ss -ltnp 'sport = :{port}'`; then `{again}`, which takes a free one",
@@ -124,7 +124,7 @@ CAUSES = (
         "which is a free one, instead of a number of its own",
         text="RuntimeError: The server socket has failed to listen on any local network address. "
         "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
-        source="failures.md 25; torch 2.13, TCPStoreLibUvBackend.cpp",
+        source="failure 25; torch 2.13, TCPStoreLibUvBackend.cpp",
     ),
     Cause(
         name="ranks-did-not-join",
@@ -138,7 +138,7 @@ CAUSES = (
         "`phalanx train JOB --nodes N --rendezvous HOST:PORT`",
         text="torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
         "1/2 clients joined.",
-        source="failures.md 27 and 29; torch 2.13, TCPStore.cpp",
+        source="failure 27 and 29; torch 2.13, TCPStore.cpp",
     ),
     Cause(
         name="meeting-point-unreachable",
@@ -154,7 +154,7 @@ CAUSES = (
         "`hostname -I` there",
         text="torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
         "while trying to connect to (node0, 29500).",
-        source="failures.md 26 and 29; torch 2.13, socket.cpp",
+        source="failure 26 and 29; torch 2.13, socket.cpp",
     ),
     Cause(
         name="stale-rendezvous",
@@ -166,7 +166,7 @@ CAUSES = (
         script_fix="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {again}",
         text="RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/"
         "transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused",
-        source="failures.md 30; torch 2.13 over gloo",
+        source="failure 30; torch 2.13 over gloo",
     ),
     Cause(
         name="collective-timeout",
@@ -190,7 +190,7 @@ CAUSES = (
         text="[rank0]:[E1116 02:11:01.123 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught "
         "collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=4194304, "
         "NumelOut=4194304, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.",
-        source="failures.md 1, 2 and 32; ProcessGroupNCCL.cpp; G4: NCCL timeout",
+        source="failure 1, 2 and 32; ProcessGroupNCCL.cpp; asked about: NCCL timeout",
     ),
     Cause(
         name="watchdog-stuck",
@@ -205,7 +205,7 @@ CAUSES = (
         fix="see where it stands, while it does: `py-spy dump -p PID`; " + _PEER,
         text="ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in "
         "monitoring enqueued collectives.",
-        source="failures.md 3; ProcessGroupNCCL.cpp",
+        source="failure 3; ProcessGroupNCCL.cpp",
     ),
     Cause(
         name="data-after-timeout",
@@ -216,7 +216,7 @@ CAUSES = (
         fix=f"{{again}}; {_PEER}",
         text="Some NCCL operations have failed or timed out. Due to the asynchronous nature of "
         "CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
-        source="failures.md 4; ProcessGroupNCCL.cpp",
+        source="failure 4; ProcessGroupNCCL.cpp",
     ),
     Cause(
         name="peer-lost",
@@ -229,7 +229,7 @@ CAUSES = (
             r"(Socket Timeout|Broken pipe)$",
             r"Writing data to socket.*Broken pipe|sendBytes failed.*Broken pipe",
             r"SignalException: Process \d+ got signal: 15",
-            r"NCCL communicator was aborted|ncclCommAbort|[Pp]rocess group .* (was )?aborted",
+            r"(?i)NCCL communicator was aborted|ncclCommAbort|process group .* (was )?aborted",
             r"is killed by signal: Terminated",
         ),
         grade="echo",
@@ -239,7 +239,7 @@ CAUSES = (
         text="RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error "
         "[127.0.0.1]:41544: Connection reset by peer. This is typically caused by a remote worker "
         "hanging or bugs in the application.",
-        source="failures.md 7, 28 and 31; nccl src/init.cc; gloo",
+        source="failure 7, 28 and 31; nccl src/init.cc; gloo",
     ),
     Cause(
         name="nccl-cuda-error",
@@ -249,7 +249,7 @@ CAUSES = (
         fix=f"{_SAY}, then the lines with WARN; and `dmesg -T | grep -i xid`",
         text="ncclUnhandledCudaError: Call to CUDA function failed. unhandled cuda error (run with "
         "NCCL_DEBUG=INFO for details)",
-        source="failures.md 6; nccl src/init.cc",
+        source="failure 6; nccl src/init.cc",
     ),
     Cause(
         name="nccl-system-error",
@@ -261,7 +261,7 @@ CAUSES = (
         "`--shm-size=16g --ulimit memlock=-1`",
         text="ncclSystemError: System call (e.g. socket, malloc) or external library call failed. "
         "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        source="failures.md 5; nccl src/init.cc; G1: NCCL errors",
+        source="failure 5; nccl src/init.cc; asked about: NCCL errors",
     ),
     Cause(
         name="nccl-internal-error",
@@ -274,7 +274,7 @@ CAUSES = (
         script_fix=f"{_SAY}, then the lines with WARN",
         text="ncclInternalError: Internal check failed. internal error - please report this issue "
         "to the NCCL developers",
-        source="failures.md 8; nccl src/init.cc; G1: gloo instead of NCCL",
+        source="failure 8; nccl src/init.cc; asked about: gloo instead of NCCL",
     ),
     Cause(
         name="backend-missing",
@@ -288,7 +288,7 @@ CAUSES = (
         fix="{again} devices.backend=gloo",
         script_fix='TORCH_DISTRIBUTED_BACKEND=gloo, or init_process_group("gloo") in the script',
         text="RuntimeError: Distributed package doesn't have NCCL built in",
-        source="torch/distributed/distributed_c10d.py; G1: ranks out of step, gloo",
+        source="torch/distributed/distributed_c10d.py; asked about: ranks out of step, gloo",
     ),
     Cause(
         name="no-process-group",
@@ -302,6 +302,6 @@ CAUSES = (
         script_fix="torch.distributed.init_process_group() first; start it with `phalanx launch`",
         text="ValueError: Default process group has not been initialized, please make sure to call "
         "init_process_group.",
-        source="torch/distributed/distributed_c10d.py; G3: multi-GPU start fails",
+        source="torch/distributed/distributed_c10d.py; asked about: multi-GPU start fails",
     ),
 )

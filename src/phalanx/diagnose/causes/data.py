@@ -19,7 +19,7 @@ CAUSES = (
         fix=_ALONE,
         script_fix=_SCRIPT_ALONE,
         text="RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault. ",
-        source="failures.md 21; libtorch_python DataLoader.cpp",
+        source="failure 21; libtorch_python DataLoader.cpp",
     ),
     Cause(
         name="loader-exited",
@@ -32,7 +32,7 @@ CAUSES = (
         fix=_ALONE,
         script_fix=_SCRIPT_ALONE,
         text="RuntimeError: DataLoader worker (pid(s) 4242) exited unexpectedly",
-        source="failures.md 23; torch/utils/data/dataloader.py",
+        source="failure 23; torch/utils/data/dataloader.py",
     ),
     Cause(
         name="loader-timeout",
@@ -112,7 +112,7 @@ CAUSES = (
         fix="ls -l {file}; data and outputs are looked for from the folder that the command was "
         "started in, so give whole paths",
         text="FileNotFoundError: [Errno 2] No such file or directory: '/data/train/00017.npy'",
-        source="CPython; G3: data path",
+        source="CPython; asked about: data path",
     ),
     Cause(
         name="no-samples",

@@ -18,7 +18,7 @@ CAUSES = (
         "`{again}`",
         script_fix="df -h .; make room there, or let the script write elsewhere; then `{again}`",
         text="OSError: [Errno 28] No space left on device: 'runs/a/checkpoints'",
-        source="failures.md 37; errno(3)",
+        source="failure 37; errno(3)",
     ),
     Cause(
         name="disk-quota",
@@ -26,7 +26,7 @@ CAUSES = (
         words="your share of this disk is used up: {file}",
         fix="quota -s; remove old runs, or write elsewhere: `--output FOLDER`; then `{again}`",
         text="OSError: [Errno 122] Disk quota exceeded",
-        source="failures.md 37; errno(3)",
+        source="failure 37; errno(3)",
     ),
     Cause(
         name="disk-read-only",
@@ -38,7 +38,7 @@ CAUSES = (
         words="this may not be read or written here: {file}",
         fix="ls -ld {file}; name a folder of your own: `--output FOLDER`",
         text="PermissionError: [Errno 13] Permission denied: '/data/out'",
-        source="errno(3); G3: output writable?",
+        source="errno(3); asked about: output writable?",
     ),
     Cause(
         name="disk-failing",
@@ -66,7 +66,7 @@ CAUSES = (
         script_fix="df -h .; quota -s; then `{again}`",
         text="RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed "
         "writing file data/322: file write failed",
-        source="failures.md 37; returnn#1829, h2o#214",
+        source="failure 37; h2o#214, so-vits-svc#46",
     ),
     Cause(
         name="file-damaged",

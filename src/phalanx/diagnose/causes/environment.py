@@ -13,7 +13,7 @@ CAUSES = (
         script_fix="{python} -m pip install {module}; or name the environment that has it: "
         "`phalanx launch --python ENV/bin/python ...`",
         text="ModuleNotFoundError: No module named 'timm'",
-        source="CPython; G3: no module torch",
+        source="CPython; asked about: no module torch",
     ),
     Cause(
         name="library-missing",
@@ -28,7 +28,7 @@ CAUSES = (
         fix="{python} -m pip install --force-reinstall torch torchvision, both from one index",
         text="ImportError: libcudart.so.12: cannot open shared object file: No such file or "
         "directory",
-        source="glibc; G3: same environment",
+        source="glibc; asked about: same environment",
     ),
     Cause(
         name="name-missing-in-module",
@@ -50,7 +50,7 @@ CAUSES = (
         fix="a torch for an older CUDA: `pip install torch --index-url "
         "https://download.pytorch.org/whl/cu118`; or a new driver; `nvidia-smi` shows both",
         text="RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
-        source="torch/csrc/cuda/Module.cpp; G3: CUDA not available (driver)",
+        source="torch/csrc/cuda/Module.cpp; asked about: CUDA not available (driver)",
     ),
     Cause(
         name="gpu-ids-wrong",
@@ -58,7 +58,7 @@ CAUSES = (
         words="a GPU with that number is not there: CUDA_VISIBLE_DEVICES shows fewer of them",
         fix="nvidia-smi -L; then name those: `--gpus 0,1`; and `unset CUDA_VISIBLE_DEVICES`",
         text="RuntimeError: CUDA error: invalid device ordinal",
-        source="CUDA runtime; G3: GPU ids right?",
+        source="CUDA runtime; asked about: GPU ids right?",
     ),
     Cause(
         name="cuda-unavailable",
@@ -75,7 +75,7 @@ CAUSES = (
         fix="phalanx check; nvidia-smi; `unset CUDA_VISIBLE_DEVICES`; `{python} -c 'import torch; "
         "print(torch.version.cuda)'` says None for a build without",
         text="AssertionError: Torch not compiled with CUDA enabled",
-        source="torch/cuda/__init__.py; G3: CUDA not available",
+        source="torch/cuda/__init__.py; asked about: CUDA not available",
     ),
     Cause(
         name="gpu-too-new-or-old",
@@ -99,7 +99,7 @@ CAUSES = (
         "fp16 ...`",
         text="ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you "
         "want to train the model on CPU.",
-        source="transformers/training_args.py; G3: no bf16 on this GPU, G2: fp16 instead of bf16",
+        source="transformers/training_args.py; asked about: no bf16 on this GPU",
     ),
     Cause(
         name="offline",

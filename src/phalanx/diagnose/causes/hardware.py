@@ -21,7 +21,7 @@ CAUSES = (
         words="the GPU {bus} is gone from the bus: power, heat or the slot",
         fix=f"{_DRAIN}; power-cycle the machine; the run goes on elsewhere: `{{again}}`",
         text="NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
-        source="failures.md 19; NVIDIA's catalogue of Xids",
+        source="failure 19; NVIDIA's catalogue of Xids",
     ),
     Cause(
         name="gpu-memory-fault",
@@ -36,7 +36,7 @@ CAUSES = (
         fix=f"{_DRAIN}; `nvidia-smi --gpu-reset -i GPU`; a card that does it again goes back",
         text="NVRM: Xid (PCI:0000:65:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New "
         "row marked for remapping, reset gpu to activate.",
-        source="failures.md 18 and 20; NVIDIA dynamic page retirement",
+        source="failure 18 and 20; NVIDIA dynamic page retirement",
     ),
     Cause(
         name="gpu-link-fault",
@@ -65,7 +65,7 @@ CAUSES = (
         "that ran, the others as a rule from the card",
         fix="look it up in NVIDIA's Xid catalogue; `nvidia-smi -q -d ECC,PAGE_RETIREMENT`",
         text="NVRM: Xid (PCI:0000:17:00): 31, pid=2611, name=python, MMU Fault",
-        source="failures.md 19; NVIDIA's catalogue of Xids",
+        source="failure 19; NVIDIA's catalogue of Xids",
     ),
     Cause(
         name="device-assert",

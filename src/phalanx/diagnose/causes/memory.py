@@ -40,7 +40,7 @@ CAUSES = (
         text="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a "
         "total capacity of 14.57 GiB of which 12.00 MiB is free. Process 4711 has 9.31 GiB memory "
         "in use. Including non-PyTorch memory, this process has 5.20 GiB memory in use.",
-        source="failures.md 17; c10/cuda/CUDACachingAllocator.cpp",
+        source="failure 17; c10/cuda/CUDACachingAllocator.cpp",
     ),
     Cause(
         name="gpu-out-of-memory",
@@ -53,7 +53,7 @@ CAUSES = (
         text="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a "
         "total capacity of 14.57 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this "
         "process has 13.54 GiB memory in use.",
-        source="failures.md 17; G1, G2, G3, G4, G5: out of memory",
+        source="failure 17; asked about: out of memory",
     ),
     Cause(
         name="host-out-of-memory-kill",
@@ -71,7 +71,7 @@ CAUSES = (
         script_fix=f"{_SCRIPT_FEWER_LOADERS}; under Slurm `--mem=0` asks for all of the node",
         text="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4242.0. Some of your "
         "processes may have been killed by the cgroup out-of-memory handler.",
-        source="failures.md 39; slurmstepd source; kernel mm/oom_kill.c",
+        source="failure 39; slurmstepd source; kernel mm/oom_kill.c",
     ),
     Cause(
         name="host-out-of-memory-kill",
@@ -103,7 +103,7 @@ CAUSES = (
         fix=f"{_FEWER_LOADERS}; see what it was: `dmesg -T | grep -i 'killed process'`",
         script_fix=f"{_SCRIPT_FEWER_LOADERS}; see: `dmesg -T | grep -i 'killed process'`",
         text="RuntimeError: DataLoader worker (pid 3183) is killed by signal: Killed. ",
-        source="failures.md 21; libtorch_python DataLoader.cpp",
+        source="failure 21; libtorch_python DataLoader.cpp",
     ),
     Cause(
         name="shared-memory-full",
@@ -122,7 +122,7 @@ CAUSES = (
         script_fix=_SCRIPT_SHARED,
         text="ERROR: Unexpected bus error encountered in worker. This might be caused by "
         "insufficient shared memory (shm).",
-        source="failures.md 10 and 22; nccl src/os/linux.cc; libtorch_python DataLoader.cpp",
+        source="failure 10 and 22; nccl src/os/linux.cc; libtorch_python DataLoader.cpp",
     ),
     Cause(
         name="host-out-of-memory",
@@ -158,7 +158,7 @@ CAUSES = (
         text="RuntimeError: Too many open files. Communication with the workers is no longer "
         "possible. Please increase the limit using `ulimit -n` in the shell or change the sharing "
         "strategy by calling `torch.multiprocessing.set_sharing_strategy('file_system')`",
-        source="failures.md 24; torch/utils/data/dataloader.py; xtuner#1859",
+        source="failure 24; torch/utils/data/dataloader.py; xtuner#1859",
     ),
     Cause(
         name="process-limit",

@@ -19,7 +19,7 @@ CAUSES = (
         "of the learning rate",
         text="Exception: Current loss scale already at minimum - cannot decrease scale anymore. "
         "Exiting run.",
-        source="failures.md 36; DeepSpeed loss_scaler.py",
+        source="failure 36; DeepSpeed loss_scaler.py",
     ),
     Cause(
         name="not-finite",
@@ -49,7 +49,7 @@ CAUSES = (
         fix="load the model in fp32 and let precision=fp16 do the rest",
         script_fix="load the model with torch_dtype=torch.float32; autocast does the rest",
         text="ValueError: Attempting to unscale FP16 gradients.",
-        source="torch/amp/grad_scaler.py; G2: fp16 instead of bf16",
+        source="torch/amp/grad_scaler.py; asked about: fp16 instead of bf16",
     ),
     Cause(
         name="fp16-overflow",
@@ -60,6 +60,6 @@ CAUSES = (
         script_fix="bf16 instead of fp16, or a smaller learning rate",
         text="[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to "
         "32768",
-        source="failures.md 36; DeepSpeed loss_scaler.py",
+        source="failure 36; DeepSpeed loss_scaler.py",
     ),
 )

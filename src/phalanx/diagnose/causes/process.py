@@ -45,7 +45,7 @@ CAUSES = (
         fix="{again}; `--detach` keeps a run without its terminal",
         script_fix="{again}; `phalanx launch --detach ...` keeps a run without its terminal",
         text="",
-        source="SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2; G5: long runs survive logout",
+        source="SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2; asked about: long runs survive logout",
     ),
     Cause(
         name="rank-left",

@@ -48,4 +48,4 @@ class Cause:
     text: str
     """What is really printed: an example, which the tests must find."""
     source: str
-    """Where that text comes from."""
+    """Where that text comes from; `failure 7` is the seventh of the known texts in the tests."""
