@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import phalanx
 from phalanx.errors import Finding
 from phalanx.run.events import EventWriter
 from tests.cli.command import run_cli
@@ -34,8 +35,8 @@ def test_json_has_a_version_and_every_part(tmp_path):
     answer = json.loads(out)
     assert code == 1
     assert list(answer) == [
-        *("schema_version", "run", "kind", "status", "step", "cause", "verdict", "fix", "death"),
-        *("earlier", "findings", "speed"),
+        *("schema_version", "run", "kind", "status", "step", "saved_step", "cause", "verdict"),
+        *("fix", "death", "earlier", "findings", "speed"),
     ]
     assert answer["schema_version"] == 1
     assert (answer["kind"], answer["status"], answer["cause"]) == ("launch", "failed", "unknown")
@@ -89,6 +90,11 @@ def test_a_command_that_was_killed_left_no_word(tmp_path):
     assert code == 1
     assert out.startswith("command-killed: ")
     assert "fix:  phalanx train job.yaml" in out
+
+
+def test_the_same_from_python(tmp_path):
+    run = died(tmp_path, {0: traceback(MISSING)})
+    assert phalanx.doctor(run.path).cause == "module-missing"
 
 
 def test_no_run_is_a_finding(tmp_path, monkeypatch):

@@ -68,7 +68,9 @@ def _show(diagnosis: Diagnosis) -> None:
 
 def _status(diagnosis: Diagnosis) -> str:
     at = f" at step {diagnosis.step}" if diagnosis.step is not None else ""
-    return f"{diagnosis.status}{at}"
+    saved = diagnosis.saved_step
+    kept = f", a checkpoint of step {saved}" if saved is not None else ""
+    return f"{diagnosis.status}{at}{kept}"
 
 
 def _first(death: Death) -> str:

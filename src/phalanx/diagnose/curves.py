@@ -36,7 +36,7 @@ def judge_curves(scene: Scene) -> list[Finding]:
         for event in steps
         if isinstance(event.data.get("loss_scale"), int | float)
     ]
-    return found + _collapse(scales, facts)
+    return found + _collapse(scales, facts) + _skipped(scene, facts)
 
 
 def _not_finite(losses: Sequence[tuple[int, float]], facts: dict[str, str]) -> list[Finding]:
@@ -122,6 +122,27 @@ def _collapse(scales: Sequence[tuple[int, float]], facts: dict[str, str]) -> lis
             why="it is halved at every step whose gradients overflow, and those steps are skipped",
             fix=f"{facts.get('again', 'phalanx train JOB')} precision=bf16; before Ampere a tenth "
             f"of the rate: optimizer.lr={facts.get('lr_tenth', 'LR')}",
+            severity="warning",
+        )
+    ]
+
+
+def _skipped(scene: Scene, facts: dict[str, str]) -> list[Finding]:
+    """Steps that changed nothing. fp16 skips a few while it looks for its scale."""
+    skipped = scene.of_kind("skipped")
+    done = max((event.data.get("step") or 0 for event in skipped), default=0)
+    if not skipped or (scene.planned("precision") == "fp16" and len(skipped) < 0.1 * done):
+        return []
+    last = skipped[-1].data
+    samples = last.get("ids")
+    which = f"; samples of the last: {str(samples)[:200]}" if samples else ""
+    return [
+        Finding(
+            slug="steps-skipped",
+            what=f"{len(skipped)} steps changed nothing, because loss or gradients were not "
+            f"finite, the last at step {last.get('step')}",
+            why=f"`skipped` events{which}",
+            fix=f"{_slower(facts)} optimizer.clip_norm=1.0; and look at those samples",
             severity="warning",
         )
     ]

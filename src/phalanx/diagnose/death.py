@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
-from phalanx.diagnose.logs import LogLine, last_error, last_traceback, own_frame
+from phalanx.diagnose.hang import Hang, find_hang
+from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
 from phalanx.diagnose.matching import Match, best_match
 from phalanx.diagnose.scene import RankEnd, Scene
 from phalanx.errors import Finding
@@ -76,12 +77,13 @@ class Death:
 def find_death(scene: Scene, attempt: int) -> Death | None:
     """Why an attempt died; None when no rank of it ended badly."""
     ends = scene.ends(attempt)
-    bad = [end for end in ends if end.is_bad]
-    if not bad:
-        return None
-    judged = [_judge(scene, end) for end in bad]
-    first = min(judged, key=_Judged.order)
-    return _describe(scene, attempt, first, judged, ends)
+    judged = [_judge(scene, end) for end in ends if end.is_bad]
+    first = min(judged, key=_Judged.order, default=None)
+    hang = find_hang(scene, attempt)
+    # Ranks of a group that hung are ended by us, and what they say then is not the cause.
+    if hang is not None and (first is None or (first.end.time_s or hang.time_s) >= hang.time_s):
+        return _of_hang(hang, attempt)
+    return _describe(scene, attempt, first, judged, ends) if first is not None else None
 
 
 def explain_end(scene: Scene, attempt: int, findings: list[Finding]) -> list[Finding]:
@@ -125,6 +127,21 @@ class _Judged:
 def _judge(scene: Scene, end: RankEnd) -> _Judged:
     facts = facts_of_end(scene, end)
     return _Judged(end, best_match(end, facts, _others(scene, end.rank)), facts)
+
+
+def _of_hang(hang: Hang, attempt: int) -> Death:
+    return Death(
+        cause="rank-hung",
+        grade="finding",
+        rank=hang.rank or 0,
+        attempt=attempt,
+        time_s=hang.time_s,
+        phase=hang.phase,
+        step=hang.step,
+        words=hang.words,
+        fix=hang.fix,
+        evidence=hang.evidence,
+    )
 
 
 def _others(scene: Scene, rank: int) -> list[LogLine]:
@@ -243,6 +260,9 @@ def _evidence(scene: Scene, match: Match, first: _Judged, judged: list[_Judged])
             found.append(error)
         if frame is not None:
             found += _with_code(lines, frame.at)
+    crash = crash_frame(first.end.lines)
+    if crash is not None:
+        found += _with_code(first.end.lines, crash.at)[:1]
     if not found:
         found = [*first.end.lines[-_LAST_WORDS:], *scene.death_lines(first.end.rank)]
     return list(dict.fromkeys(found))

@@ -31,6 +31,8 @@ class Diagnosis:
     status: str
     """finished, stopped, failed, running, or gone: the command ended without a word."""
     step: int | None
+    saved_step: int | None
+    """Of the newest checkpoint; None where there is none, or only a script's own."""
     cause: str | None
     """Name of the cause, `unknown`, or None when nothing went wrong."""
     verdict: str
@@ -72,7 +74,8 @@ def examine(run: RunDirectory) -> Diagnosis:
         run=str(run.path),
         kind="launch" if scene.is_script else "train",
         status=status,
-        step=_step(scene),
+        step=_step(scene, "step", "checkpoint"),
+        saved_step=_step(scene, "checkpoint"),
         cause=cause,
         verdict=verdict,
         fix=fix,
@@ -136,6 +139,6 @@ def _table_names() -> set[str]:
     return {cause.name for cause in all_causes()}
 
 
-def _step(scene: Scene) -> int | None:
-    steps = [e.data.get("step") for e in scene.events if e.kind in ("step", "checkpoint")]
+def _step(scene: Scene, *kinds: str) -> int | None:
+    steps = [e.data.get("step") for e in scene.events if e.kind in kinds]
     return max((step for step in steps if isinstance(step, int)), default=None)

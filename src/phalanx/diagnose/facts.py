@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from phalanx.diagnose.logs import last_error, last_traceback, own_frame
+from phalanx.diagnose.logs import crash_frame, last_error, last_traceback, own_frame
 from phalanx.diagnose.scene import RankEnd, Scene
 from phalanx.run.directory import LATEST
 
@@ -50,7 +50,7 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
     begin = last_traceback(end.lines)
     is_killed = end.exit_code is not None and end.exit_code < 0  # what it caught before is its own
     block = end.lines[begin:] if begin is not None and not is_killed else []
-    error, frame = last_error(block), own_frame(block)
+    error, frame, crash = last_error(block), own_frame(block), crash_frame(end.lines)
     texts = [line.text for line in end.lines[-400:]]
     facts: dict[str, Any] = {
         "rank": end.rank,
@@ -61,6 +61,7 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
         "frame": str(frame) if frame is not None else None,
         "sample": _found(_SAMPLE, texts, "which"),
         "native": _found(_NATIVE, texts, 0),
+        "crash_frame": f"it was at {crash}" if crash is not None else None,
         "oom_kills": end.oom_kills or None,
         "memory_full": _memory_full(scene),
         "memory_said": "the kernel counted no kill for want of memory meanwhile"

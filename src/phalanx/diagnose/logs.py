@@ -16,7 +16,9 @@ _JOINS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?$')
+# With a comma in a traceback, without one where faulthandler wrote it.
+_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(,? in (?P<name>.+))?$')
+_FATAL = "Fatal Python error: "
 _ERROR = re.compile(
     r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning|Refused|Failure|Failed|Invalid|Iteration)"
     r"(: |$)"
@@ -106,6 +108,20 @@ def last_traceback(lines: Sequence[LogLine]) -> int | None:
     return first
 
 
+def outside_tracebacks(lines: Sequence[LogLine]) -> list[LogLine]:
+    """What was printed besides exceptions: one that was not the last had been caught."""
+    kept, is_inside = [], False
+    for line in lines:
+        if _BEGIN in line.text:
+            is_inside = True
+        elif is_inside:
+            # Its lines of code are indented; the line that names it is the last.
+            is_inside = line.text.startswith(" ")
+        else:
+            kept.append(line)
+    return kept
+
+
 def frames(lines: Sequence[LogLine]) -> list[Frame]:
     """Every line of code that tracebacks name, in their order."""
     found = ((line, _FRAME.match(line.text)) for line in lines)
@@ -121,6 +137,16 @@ def own_frame(lines: Sequence[LogLine]) -> Frame | None:
     named = frames(lines)
     own = [frame for frame in named if not any(part in frame.file for part in _NOT_OWN)]
     return own[-1] if own else (named[-1] if named else None)
+
+
+def crash_frame(lines: Sequence[LogLine]) -> Frame | None:
+    """Where Python was when native code crashed, if faulthandler could say so: innermost first."""
+    begins = [i for i, line in enumerate(lines) if line.text.startswith(_FATAL)]
+    if not begins:
+        return None
+    named = frames(lines[begins[-1] :])
+    own = (frame for frame in named if not any(part in frame.file for part in _NOT_OWN))
+    return next(own, named[0] if named else None)
 
 
 def last_error(lines: Sequence[LogLine]) -> LogLine | None:

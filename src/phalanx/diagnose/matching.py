@@ -9,7 +9,7 @@ from functools import cache
 
 from phalanx.diagnose.causes import SUBJECTS
 from phalanx.diagnose.causes.row import Cause, Grade
-from phalanx.diagnose.logs import LogLine, last_traceback
+from phalanx.diagnose.logs import LogLine, last_traceback, outside_tracebacks
 from phalanx.diagnose.scene import RankEnd
 
 _LAST_LINES = 60  # where a process without a traceback says why it ends
@@ -52,17 +52,15 @@ class _Regions:
     """The parts of a log in which a row may be found."""
 
     def __init__(self, end: RankEnd, others: Sequence[LogLine]) -> None:
-        begin = last_traceback(end.lines)
-        code = end.exit_code
-        is_outside = code in (-9, -15)  # no exception that was caught before is the reason
-        is_exception = begin is not None and (code is None or code >= 0)
-        self.end = end.lines[begin:] if is_exception else end.lines[-_LAST_LINES:]
-        if is_outside:
-            self.end = []
-        before = end.lines[-_BEFORE_LINES:]
-        if is_exception and begin is not None:
-            before = end.lines[max(0, begin - _BEFORE_LINES) :]
-        self.all = [*others, *before]
+        lines, code = end.lines, end.exit_code
+        begin = last_traceback(lines)
+        if code in (-9, -15):  # from outside: what it printed last is not the reason
+            begin = len(lines)
+        elif begin is None or (code is not None and code < 0):
+            begin = max(0, len(lines) - _LAST_LINES)
+        before = outside_tracebacks(lines[max(0, begin - _BEFORE_LINES) : begin])
+        self.end = lines[begin:]
+        self.all = [*others, *before, *self.end]
         self._places = {id(line): place for place, line in enumerate(self.all)}
 
     def of(self, cause: Cause) -> Sequence[LogLine]:

@@ -19,7 +19,16 @@ FACTS = {
     *("run", "logs", "log", "again", "script", "python", "ranks", "rank", "exit_code", "signal"),
     *("micro_batch", "half_micro_batch", "half_workers", "precision", "lr_tenth"),
     *("double_timeout", "last_error", "frame", "sample", "native", "oom_kills", "memory_full"),
-    *("memory_said", "indices", "silent", "first_call", "second_call", "left_silently", "name"),
+    *(
+        "memory_said",
+        "crash_frame",
+        "indices",
+        "silent",
+        "first_call",
+        "second_call",
+        "left_silently",
+        "name",
+    ),
 }
 
 

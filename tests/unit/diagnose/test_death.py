@@ -1,5 +1,7 @@
 """Who failed first, and why: of several ranks, of several attempts, with and without a word."""
 
+import json
+
 import pytest
 
 from phalanx.diagnose.death import UNKNOWN, explain_end, find_death
@@ -71,6 +73,10 @@ def test_an_exception_that_was_caught_before_is_not_the_cause(tmp_path):
     caught = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.")
     log = f"{caught}\nsmaller batch: going on\nstep 2 loss 1\n{traceback(MISSING)}"
     assert death_of(died(tmp_path, {0: log})).cause == "module-missing"
+    (tmp_path / "shared").mkdir()
+    shared = traceback("RuntimeError: unable to write to file </torch_1>: No space left (28)")
+    log = f"{shared}\ngoing on without\n{traceback(MISSING)}"
+    assert death_of(died(tmp_path / "shared", {0: log})).cause == "module-missing"
     (tmp_path / "killed").mkdir()
     killed = died(tmp_path / "killed", {0: caught}, {0: -9})
     assert death_of(killed).cause == "killed"
@@ -170,3 +176,43 @@ def test_a_damaged_run_directory_is_read_as_far_as_it_goes(tmp_path):
     (run.events / "rank-0.jsonl").write_bytes(b'{"v":1,"t":1.0,"kind":"sta')
     run.log_file(0).write_bytes(b"\xff\xfe\x00 half a \rline")
     assert death_of(run).cause in (UNKNOWN, "rank-left")
+
+
+def hung(run, **changes):
+    """What the supervisor writes when a group hangs: not by its writer, which knows the fields of
+    its own version only."""
+    record = {
+        **{"v": 1, "t": 2e9, "kind": "hang", "writer": "supervisor", "attempt": 0, "rank": 1},
+        **{"because": "the others wait for it inside an exchange, it is not in one", "part": "x"},
+        **{"phase": "step", "step": 7, "line": "recipe.py:83 in loss", "silent_s": 61.0},
+        **{"place": "step 8", "limit_s": 60.0, "file": "/elsewhere/logs/hang-0.txt", **changes},
+    }
+    with (run.events / "supervisor.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    (run.logs / "hang-0.txt").write_text(
+        "rank 0: backward of step 8, silent for 61.0 s\n  state of its process: S\n\n"
+        'rank 1: forward of step 8, silent for 61.2 s\n  state of its process: R\n\n  File "a"\n'
+    )
+
+
+def test_a_hang_is_told_from_what_was_written_down_and_not_by_how_we_ended_it(tmp_path):
+    run = died(tmp_path, {0: "", 1: ""}, {0: -9, 1: -9}, is_script=False)
+    hung(run)
+    death = death_of(run)
+    assert (death.cause, death.rank, death.phase, death.step) == ("rank-hung", 1, "step", 7)
+    assert "nothing moved for 1 min 1 s" in death.words
+    assert "recipe.py:83 in loss" in death.words
+    assert str(death.evidence[0]) == "logs/hang-0.txt:4"
+    assert "logs/hang-0.txt" in death.fix and "/elsewhere" not in death.fix
+
+
+def test_where_python_was_in_a_crash_of_native_code(tmp_path):
+    log = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call "
+        'first):\n  File "/env/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "/home/u/recipe.py", line 12 in loss\n'
+    )
+    death = death_of(died(tmp_path, {0: log}, {0: -11}))
+    assert death.cause == "native-crash"
+    assert "it was at /home/u/recipe.py:12 in loss" in death.words
+    assert 'File "/home/u/recipe.py", line 12 in loss' in death.evidence[0].text

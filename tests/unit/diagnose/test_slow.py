@@ -1,5 +1,6 @@
 """Why a healthy run is slow, and what its curves show: with the number, and not on a few steps."""
 
+import json
 import math
 import random
 
@@ -110,8 +111,6 @@ FORECAST = {
     ],
 )
 def test_where_nothing_waits_the_plan_says_what_it_expects(run, changes, rate, slug):
-    import json
-
     plan = json.loads(run.plan_file.read_text())
     run.plan_file.write_text(json.dumps({**plan, "forecast": {**FORECAST, **changes}}))
     steps(run, falling(10), samples_per_s=rate, data_wait=0.0)
@@ -166,3 +165,14 @@ def test_a_collapsed_loss_scale_is_named(run):
 def test_a_few_overflows_in_the_beginning_are_in_order(run):
     steps(run, falling(), loss_scale=lambda n: 65536.0 / 2 ** min(n, 4))
     assert judge_curves(Scene(run)) == []
+
+
+def test_steps_that_changed_nothing_are_counted(run):
+    steps(run, falling())
+    with (run.events / "rank-0.jsonl").open("a") as file:
+        for step in (7, 9):
+            record = {"v": 1, "t": 1.0, "kind": "skipped", "writer": "rank-0", "step": step}
+            file.write(json.dumps({**record, "ids": [4, 17]}) + "\n")
+    (found,) = judge_curves(Scene(run))
+    assert found.slug == "steps-skipped"
+    assert "2 steps" in found.what and "step 9" in found.what and "17" in found.why

@@ -25,8 +25,9 @@ CAUSES = (
         name="not-finite",
         any_of=(
             r"Function '(?P<operation>\w+)' returned nan values in its \d+th output",
-            r"(?i)(loss|grad(ient)?s?)( value)? (is|was|became|are|=|:) ?\[?(nan|inf|non-?finite)",
-            r"(?i)(nan|inf|non-?finite)( or inf)? (loss|grad(ient)?s?)",
+            r"(?i)\b(loss|grad(ient)?s?)( value)? ?(is|was|became|are|=|:) ?"
+            r"\[?(nan|inf|non-?finite)\b",
+            r"(?i)\b(nan|inf|non-?finite)( or inf)? (loss|grad(ient)?s?)\b",
             r"The total norm of order .* for gradients from `parameters` is non-finite",
             r"FloatingPointError",
             r"probability tensor contains either `?inf`?, `?nan`?",

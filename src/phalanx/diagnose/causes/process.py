@@ -11,7 +11,8 @@ CAUSES = (
         name="native-crash",
         exit_codes=(-11, -7, -8),
         grade="generic",
-        words="native code crashed ({signal}): a library or an extension, as a rule; {native}",
+        words="native code crashed ({signal}): a library or an extension, as a rule; {native}; "
+        "{crash_frame}",
         fix="PYTHONFAULTHANDLER=1 {again} names the Python line; " + _LAST,
         text="",
         source="SIGSEGV, SIGBUS, SIGFPE",
@@ -21,7 +22,7 @@ CAUSES = (
         exit_codes=(-6,),
         grade="generic",
         words="the process ended itself (SIGABRT): native code met what it cannot go on from; "
-        "{native}",
+        "{native}; {crash_frame}",
         fix="PYTHONFAULTHANDLER=1 {again} names the Python line; " + _LAST,
         text="",
         source="SIGABRT",
