@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.faults.deaths import DEATHS, FAULTS
+from tests.faults.report import record
 from tests.ranks.command import latest, phalanx
 
 pytestmark = pytest.mark.ranks
@@ -39,6 +40,7 @@ def judge(death, folder):
     if code == 0:
         return f"{death.name} did not die: {err}"
     answer = ask(folder)
+    record(f"doctor: {death.name}", note=f"called {answer['cause']}, is {death.cause}")
     found = answer["death"] or {}
     text = json.dumps(answer)
     is_rank_right = death.rank in (None, found.get("rank"))

@@ -42,6 +42,12 @@ class LogLine(NamedTuple):
     """Counted from 1."""
     text: str
 
+    @classmethod
+    def of(cls, file: str, number: int, printed: str) -> LogLine:
+        """Of a bar its last state, without what torch puts before a rank's lines."""
+        text = printed.rstrip("\r").rpartition("\r")[2]
+        return cls(file, number, _TORCH_MARK.sub("", text))
+
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
 
@@ -73,13 +79,7 @@ def read_tail(path: Path, root: Path) -> list[LogLine]:
         return []
     name = path.relative_to(root).as_posix()
     lines = tail.decode(errors="replace").split("\n")
-    return [LogLine(name, before + n, _shown(text)) for n, text in enumerate(lines, 1) if text]
-
-
-def _shown(text: str) -> str:
-    """Of a bar its last state, without what torch puts before a rank's lines."""
-    text = text.rstrip("\r").rpartition("\r")[2]
-    return _TORCH_MARK.sub("", text)
+    return [LogLine.of(name, before + n, text) for n, text in enumerate(lines, 1) if text]
 
 
 def of_attempt(lines: Sequence[LogLine], attempt: int) -> list[LogLine]:
@@ -150,5 +150,10 @@ def crash_frame(lines: Sequence[LogLine]) -> Frame | None:
 
 
 def last_error(lines: Sequence[LogLine]) -> LogLine | None:
-    """The line that names the exception."""
-    return next((line for line in reversed(lines) if _ERROR.match(line.text)), None)
+    """The line that names the exception: by its name, else what follows the code."""
+    named = next((line for line in reversed(lines) if _ERROR.match(line.text)), None)
+    if named is not None:
+        return named
+    begins = [i for i, line in enumerate(lines) if _BEGIN in line.text]
+    after = lines[begins[-1] + 1 :] if begins else []
+    return next((line for line in after if not line.text.startswith(" ")), None)

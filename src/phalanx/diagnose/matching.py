@@ -43,6 +43,12 @@ def best_match(end: RankEnd, facts: dict[str, str], others: Sequence[LogLine] = 
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
+def says_echo(texts: Sequence[str]) -> bool:
+    """Whether the last lines of a rank only say that another one was gone or late."""
+    patterns = [p for cause in all_causes() if cause.grade == "echo" for p in cause.any_of]
+    return any(_compiled(pattern).search(text) for text in texts for pattern in patterns)
+
+
 @cache
 def all_causes() -> tuple[Cause, ...]:
     return tuple(cause for causes in SUBJECTS.values() for cause in causes)

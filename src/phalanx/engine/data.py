@@ -267,6 +267,7 @@ class Feed:
             )
 
     def _fetch(self) -> tuple[StepShare, list[MicroBatch], Callable[[], list[float]]] | None:
+        self._waited_s = 0.0
         share = next(self._shares, None)
         if share is None:
             return None
