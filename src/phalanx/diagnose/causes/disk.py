@@ -82,4 +82,13 @@ CAUSES = (
         "directory",
         source="caffe2/serialize/inline_container.cc; safetensors",
     ),
+    Cause(
+        name="file-damaged",
+        any_of=(r"OSError: \[Errno 22\] Invalid argument",),
+        all_of=(r"PyTorchFileReader",),
+        words="a file of weights was not written whole",
+        fix="use the one before it: `ls -t checkpoints/`; Phalanx passes over its own",
+        text="OSError: [Errno 22] Invalid argument  # raised by PyTorchFileReader(name_or_buffer)",
+        source="torch 2.13, torch.load of a file that was cut off",
+    ),
 )
