@@ -111,7 +111,7 @@ KINDS: dict[str, dict[str, str]] = {
         "rank": "a rank that did not end in order; one event for each, the first first",
         "exit_code": "how it ended; negative: the signal that killed it",
         "was_ended": "whether it was ended because another one had died before",
-        "oom_kills": "processes that the kernel ended on this machine for want of memory, since "
+        "oom_kills": "processes that the kernel ended here for want of memory, since "
         "the attempt began",
     },
     "outcome": {

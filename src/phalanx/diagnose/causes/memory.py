@@ -78,11 +78,11 @@ CAUSES = (
         exit_codes=(-9,),
         facts=("oom_kills",),
         words="the host ran out of memory: the kernel ended rank {rank} (it counted {oom_kills} "
-        "such kills on this machine during the attempt)",
+        "such kills during the attempt)",
         fix=f"{_FEWER_LOADERS}; see what it was: `dmesg -T | grep -i 'killed process'`",
         script_fix=f"{_SCRIPT_FEWER_LOADERS}; see: `dmesg -T | grep -i 'killed process'`",
         text="",
-        source="oom_kill of /proc/vmstat, counted by the supervisor",
+        source="oom_kill of memory.events or /proc/vmstat, counted by the supervisor",
     ),
     Cause(
         name="host-out-of-memory-kill",
