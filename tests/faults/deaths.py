@@ -33,6 +33,18 @@ def tiny(path):
     os.makedirs(path, exist_ok=True)
     assert libc.mount(b"none", path.encode(), b"tmpfs", 0, b"size=64k") == 0
 """
+# A group of processes that may have 64 MiB: the kernel ends who asks for more, for real.
+GROUP = "phalanx-doctor-test"
+_SMALL = f"""
+import os
+root = "/sys/fs/cgroup"
+old = os.path.isdir(root + "/memory")
+group = root + ("/memory" if old else "") + "/{GROUP}"
+os.makedirs(group, exist_ok=True)
+limit = "memory.limit_in_bytes" if old else "memory.max"
+open(group + "/" + limit, "w").write(str(2**26))
+open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,11 @@ DEATHS = (
         "host-out-of-memory",
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
         "rows = [bytearray(2**28) for _ in range(8)]\n",
+    ),
+    Death(
+        "kernel-out-of-memory",
+        "host-out-of-memory-kill",
+        _SMALL + "rows = [bytearray(b'x' * 2**24) for _ in range(32)]\n",
     ),
     Death(
         "segfault",

@@ -160,9 +160,16 @@ class Scene:
         ]
 
     def death_lines(self, rank: int) -> list[LogLine]:
-        """Where the supervisor wrote down how a rank ended."""
+        """Where the supervisor wrote down how a rank ended, in words."""
         lines = read_tail(self.run.events / "supervisor.jsonl", self.run.path)
-        return [x for x in lines if '"kind":"death"' in x.text and f'"rank":{rank},' in x.text][-1:]
+        mine = [x for x in lines if '"kind":"death"' in x.text and f'"rank":{rank},' in x.text]
+        for line in mine[-1:]:
+            with suppress(ValueError, KeyError, TypeError):
+                data = Event.from_line(line.text).data
+                kills = data.get("oom_kills") or 0
+                said = f"rank {rank} ended with exit code {data['exit_code']}; {kills} kills for "
+                return [line._replace(text=f"{said}want of memory")]
+        return []
 
     def _end(
         self, rank: int, attempt: int, said: Event | None, death: dict[str, Any], order: int
