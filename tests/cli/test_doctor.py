@@ -66,6 +66,19 @@ def test_a_slow_run_exits_0_and_says_why(tmp_path):
     assert out.startswith("slow-loader: finished; 50% of the time rank 0 waits for samples")
 
 
+def test_what_is_only_expected_is_a_note_and_no_verdict(tmp_path):
+    run = folder(tmp_path, is_script=False)
+    forecast = {"samples_per_s": 100.0, "step_s": 1.0, "spread": 0.1}
+    run.plan_file.write_text(json.dumps({"revision": 0, "forecast": forecast}))
+    steps(run, [1.0] * 10, samples_per_s=40.0, data_wait=0.0)
+    events = EventWriter(run.events, "supervisor")
+    events.write("outcome", status="finished", step=10, reason="", findings=[], exit_code=0)
+    events.close()
+    code, out, err = run_cli("doctor", str(run.path))
+    assert (code, out.splitlines()[0]) == (0, "finished: finished, and nothing is wrong with it")
+    assert "note[slow-unknown]: 40% of the predicted speed" in err
+
+
 def test_what_the_command_found_by_other_means_is_the_verdict(tmp_path):
     run = folder(tmp_path, is_script=False)
     finding = Finding(slug="does-not-fit", what="one sample does not fit", why="x", fix="a smaller")

@@ -115,9 +115,10 @@ def _verdict(
 ) -> tuple[str | None, str, str | None]:
     again = facts_of_run(scene)["again"]
     if status not in BAD:
-        if not findings:
+        worst = next((finding for finding in findings if finding.severity != "note"), None)
+        if worst is None:
             return None, f"{status}, and nothing is wrong with it", None
-        return findings[0].slug, f"{status}; {findings[0].what}", findings[0].fix
+        return worst.slug, f"{status}; {worst.what}", worst.fix
     # What the command found by other means, such as no smaller plan that fits, knows more.
     if said and said[0].slug not in GENERIC_SLUGS and (death is None or not death.is_known):
         return said[0].slug, said[0].what, said[0].fix
