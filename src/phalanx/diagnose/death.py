@@ -7,7 +7,6 @@ the first in time is the cause. Where no row fits the answer is `unknown`, with 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from phalanx.diagnose.hang import Hang, find_hang
 from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
 from phalanx.diagnose.matching import Match, best_match
 from phalanx.diagnose.scene import RankEnd, Scene
+from phalanx.diagnose.words import fill_fix, fill_words
 from phalanx.errors import Finding
 
 UNKNOWN = "unknown"
@@ -23,7 +23,7 @@ GENERIC_SLUGS = ("rank-crashed", "rank-killed", "rank-exited", "script-failed")
 """Findings that say how a rank ended and not why: a cause of the table says more."""
 _LAST_WORDS = 5
 _SHOWN = 240  # characters of an evidence line
-_MISSING = "\0"
+_ENQUEUED = re.compile(r"last enqueued NCCL work: (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,10 +227,22 @@ def _peer(other: _Judged) -> str:
 def _silent(ends: list[RankEnd], judged: list[_Judged]) -> dict[str, str]:
     """The ranks that said nothing while others waited for them."""
     loud = {other.end.rank for other in judged if other.match is not None and other.is_echo}
-    silent = [str(end.rank) for end in ends if end.rank not in loud]
+    silent = [str(end.rank) for end in ends if end.rank not in loud] or _behind(judged)
     if not silent or not loud:
         return {}
     return {"silent": f"rank{'s' if len(silent) > 1 else ''} {', '.join(silent)}"}
+
+
+def _behind(judged: list[_Judged]) -> list[str]:
+    """Of ranks that all timed out, those that had given NCCL the least to do."""
+    given: dict[int, int] = {}
+    for other in judged:
+        for line in other.end.lines:
+            if found := _ENQUEUED.search(line.text):
+                given[other.end.rank] = int(found[1])
+    least = min(given.values(), default=0)
+    behind = [str(rank) for rank, number in given.items() if number == least]
+    return behind if len(behind) < len(given) else []
 
 
 def _calls(match: Match) -> dict[str, str]:
@@ -273,31 +285,3 @@ def _with_code(lines: list[LogLine], at: LogLine) -> list[LogLine]:
     below = lines.index(at) + 1
     code = lines[below].text.strip() if below < len(lines) else ""
     return [at._replace(text=f"{at.text.strip()}: {code}" if code else at.text.strip())]
-
-
-def fill_words(text: str, values: Mapping[str, str]) -> str:
-    """The words with what is known; a part that needs what is not known is left out."""
-    filled = text.format_map(_Known(values, _MISSING))
-    kept = []
-    for piece in filled.split("; "):
-        cut = piece
-        for mark in (": ", " (", ", "):
-            if _MISSING in cut:
-                cut = cut.partition(_MISSING)[0].rpartition(mark)[0]
-        if cut and _MISSING not in cut:
-            kept.append(cut)
-    return "; ".join(kept) or filled.replace(_MISSING, "...")
-
-
-def fill_fix(text: str, values: Mapping[str, str]) -> str:
-    """The fix with what is known; what is not stands in capitals."""
-    return text.format_map(_Known(values, None))
-
-
-class _Known(dict[str, str]):
-    def __init__(self, values: Mapping[str, str], missing: str | None) -> None:
-        super().__init__(values)
-        self._missing = missing
-
-    def __missing__(self, name: str) -> str:
-        return name.upper() if self._missing is None else self._missing

@@ -54,6 +54,7 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
     texts = [line.text for line in end.lines[-400:]]
     facts: dict[str, Any] = {
         "rank": end.rank,
+        "peers": "yes" if scene.world > 1 else None,
         "log": f"{_shown(scene.run.path)}/logs/rank-{end.rank}.log",
         "exit_code": end.exit_code,
         "signal": _signal_name(end.exit_code),

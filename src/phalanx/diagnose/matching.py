@@ -81,6 +81,8 @@ def _match(cause: Cause, end: RankEnd, facts: dict[str, str], regions: _Regions)
         return None
     if any(name not in facts for name in cause.facts):
         return None
+    if cause.grade == "echo" and "peers" not in facts:
+        return None
     if not cause.any_of:
         return Match(cause, []) if cause.exit_codes or cause.facts else None
     lines = regions.of(cause)

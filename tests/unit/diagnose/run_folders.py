@@ -34,12 +34,12 @@ def folder(path, *, is_script=True, plan=None, command=("phalanx", "launch", "tr
     return run
 
 
-def died(path, logs, codes=None, *, attempt=0, is_script=True, status="failed", **more):
+def died(path, logs, codes=None, *, attempt=0, world=2, is_script=True, status="failed", **more):
     """A run whose ranks printed `logs` and ended with `codes`: by rank, in the order of death."""
     run = folder(path, is_script=is_script, **more)
     codes = {0: 1} if codes is None else codes
     events = EventWriter(run.events, "supervisor", attempt=attempt)
-    events.write("attempt", ranks=max(len(logs), len(codes)))
+    events.write("attempt", ranks=max(len(logs), len(codes), world))
     for rank, text in logs.items():
         with run.log_file(rank).open("a") as log:
             log.write(f"--- attempt {attempt}, pid {100 + rank}\n{text}\n")

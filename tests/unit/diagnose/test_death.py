@@ -69,6 +69,28 @@ def test_only_the_silent_rank_is_left_when_all_others_timed_out(tmp_path):
     assert "waited for rank 1" in death.words
 
 
+def test_of_ranks_that_all_timed_out_the_one_that_is_behind_is_named(tmp_path):
+    said = (
+        "Exception (either an error or timeout) detected by watchdog at work: {}, last enqueued "
+        "NCCL work: {}, last completed NCCL work: 1579."
+    )
+    logs = {0: said.format(1580, 1582), 1: said.format(1580, 1580), 2: said.format(1580, 1582)}
+    death = death_of(died(tmp_path, logs, {0: -6, 1: -6, 2: -6}))
+    assert death.cause == "collective-timeout"
+    assert "waited for rank 1" in death.words
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_connection_of_the_scripts_own_is_no_rank(world, tmp_path):
+    text = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    death = death_of(died(tmp_path, {0: traceback(text)}, world=world))
+    assert death.cause == "exception"
+
+
+def test_alone_nobody_else_is_gone(tmp_path):
+    assert death_of(died(tmp_path, {0: traceback(RESET)}, world=1)).cause == "exception"
+
+
 def test_an_exception_that_was_caught_before_is_not_the_cause(tmp_path):
     caught = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.")
     log = f"{caught}\nsmaller batch: going on\nstep 2 loss 1\n{traceback(MISSING)}"

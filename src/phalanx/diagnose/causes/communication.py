@@ -232,6 +232,7 @@ CAUSES = (
             r"(?i)NCCL communicator was aborted|ncclCommAbort|process group .* (was )?aborted",
             r"is killed by signal: Terminated",
         ),
+        none_of=(r"ConnectionResetError|requests\.exceptions|urllib3|aiohttp|huggingface",),
         grade="echo",
         is_said_before=True,
         words="another rank was gone: {silent}",

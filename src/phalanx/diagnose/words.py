@@ -1,0 +1,35 @@
+"""Words and fixes of a cause with what is known of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_MISSING = "\0"
+
+
+def fill_words(text: str, values: Mapping[str, str]) -> str:
+    """The words with what is known; a part that needs what is not known is left out."""
+    filled = text.format_map(_Known(values, _MISSING))
+    kept = []
+    for piece in filled.split("; "):
+        cut = piece
+        for mark in (": ", " (", ", "):
+            if _MISSING in cut:
+                cut = cut.partition(_MISSING)[0].rpartition(mark)[0]
+        if cut and _MISSING not in cut:
+            kept.append(cut)
+    return "; ".join(kept) or filled.replace(_MISSING, "...")
+
+
+def fill_fix(text: str, values: Mapping[str, str]) -> str:
+    """The fix with what is known; what is not stands in capitals."""
+    return text.format_map(_Known(values, None))
+
+
+class _Known(dict[str, str]):
+    def __init__(self, values: Mapping[str, str], missing: str | None) -> None:
+        super().__init__(values)
+        self._missing = missing
+
+    def __missing__(self, name: str) -> str:
+        return name.upper() if self._missing is None else self._missing
