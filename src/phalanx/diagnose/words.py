@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _MISSING = "\0"
+_IN_BRACKETS = re.compile(rf" \([^()]*{_MISSING}[^()]*\)")
 
 
 def fill_words(text: str, values: Mapping[str, str]) -> str:
     """The words with what is known; a part that needs what is not known is left out."""
     filled = text.format_map(_Known(values, _MISSING))
-    kept = []
-    for piece in filled.split("; "):
-        cut = piece
-        for mark in (": ", " (", ", "):
-            if _MISSING in cut:
-                cut = cut.partition(_MISSING)[0].rpartition(mark)[0]
-        if cut and _MISSING not in cut:
-            kept.append(cut)
-    return "; ".join(kept) or filled.replace(_MISSING, "...")
+    pieces = [_without_missing(piece) for piece in filled.split("; ")]
+    return "; ".join(filter(None, pieces)) or filled.replace(_MISSING, "...")
+
+
+def _without_missing(piece: str) -> str:
+    piece = _IN_BRACKETS.sub("", piece)
+    before, found, _ = piece.partition(_MISSING)
+    if not found:
+        return piece
+    return before.rpartition(": ")[0] or before.rpartition(", ")[0]
 
 
 def fill_fix(text: str, values: Mapping[str, str]) -> str:

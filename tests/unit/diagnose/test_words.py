@@ -10,7 +10,7 @@ from phalanx.diagnose.words import fill_fix, fill_words
     [
         ("port {port} is taken", "port 29500 is taken"),
         ("too small: {tried} were asked for, {free} free", "too small"),
-        ("a loader ({pid}) is gone", "a loader"),
+        ("a loader ({pid}) is gone", "a loader is gone"),
         ("it failed; {sample}; in step", "it failed; in step"),
         ("{nothing} is known", "... is known"),
     ],
