@@ -133,7 +133,7 @@ CAUSES = (
             r"(?P<joined>\d+)/(?P<world>\d+) clients joined",
             r"RendezvousTimeoutError",
         ),
-        words="{joined} of {world} ranks came to the meeting point in {seconds} s",
+        words="too few ranks came to the meeting point in time: {joined} of {world} in {seconds} s",
         fix="read the log of the node that is missing; the same words and ports on each: "
         "`phalanx train JOB --nodes N --rendezvous HOST:PORT`",
         text="torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
@@ -148,7 +148,7 @@ CAUSES = (
             r"RendezvousConnectionError|RendezvousClosedError",
             r"The hostname of the (client|server) socket cannot be retrieved",
         ),
-        words="the place where the ranks meet, {host} port {port}, does not answer: a firewall, a "
+        words="the place where the ranks meet ({host} port {port}) does not answer: a firewall, a "
         "wrong MASTER_ADDR, or rank 0 was gone",
         fix="from this node: `nc -zv {host} {port}`; the address must be one that node 0 has: "
         "`hostname -I` there",
@@ -181,8 +181,8 @@ CAUSES = (
         ),
         grade="echo",
         is_said_before=True,
-        words="the others waited for {silent} in {operation} until the time for an exchange was "
-        "over: it is stuck, late, or took another way",
+        words="an exchange ({operation}) was not over in time: the others waited for {silent}; a "
+        "rank is stuck, late, or took another way",
         fix=f"{_PEER}; a longer wait only helps a rank that is slow by design: "
         "devices.comm_timeout_s={double_timeout}",
         script_fix=f"{_PEER}; a longer wait only helps a rank that is slow by design: "
@@ -200,7 +200,7 @@ CAUSES = (
         ),
         grade="echo",
         is_said_before=True,
-        words="NCCL's watchdog itself could not go on for {seconds} s: a call of CUDA does not "
+        words="NCCL's watchdog itself could not go on ({seconds} s): a call of CUDA does not "
         "return, or Python's lock is held in one",
         fix="see where it stands, while it does: `py-spy dump -p PID`; " + _PEER,
         text="ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in "
