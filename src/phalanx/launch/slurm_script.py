@@ -69,12 +69,13 @@ done
 [[ -n $reminder ]] && kill "$reminder" 2>/dev/null
 
 # Only a run that was told to stop here, and has saved, goes on later. A crash is not repeated.
-restarts=${{SLURM_RESTART_COUNT:-0}} has_to_wait=$((signals > 0 && is_cancelled == 0))
-reason="the time limit"
-if [[ $(scontrol show job "$SLURM_JOB_ID" 2>/dev/null) == *PreemptTime=2* ]]; then
-  has_to_wait=1 reason="it gave way to another job"  # TERM, to the step alone, perhaps
-fi
-if ((code == {stopped} && has_to_wait)); then
+restarts=${{SLURM_RESTART_COUNT:-0}} reason=
+((signals > 0 && is_cancelled == 0)) && reason="the time limit"
+# A job that has to give way to another: TERM came to its step, perhaps not here.
+[[ -z $reason && $code == {stopped} ]] &&
+  [[ $(scontrol show job "$SLURM_JOB_ID" 2>/dev/null) == *PreemptTime=2* ]] &&
+  reason="giving way to another job"
+if [[ $code == {stopped} && -n $reason ]]; then
   if ((restarts < {max_requeues})); then
     echo "phalanx: saved before $reason; queued again ($((restarts + 1)) of {max_requeues})"
     scontrol requeue "$SLURM_JOB_ID"
