@@ -55,6 +55,7 @@ def run_prepared(
                 prepared.plan,
                 launcher=launcher,
                 max_restarts=prepared.job.max_restarts,
+                hang=prepared.job.hang,
                 tensorboard=prepared.job.logging.tensorboard,
                 on_event=view.take,
                 on_plan=view.use_plan,

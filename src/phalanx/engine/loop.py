@@ -24,6 +24,7 @@ from phalanx.engine.evaluate import Evaluation, Evaluator
 from phalanx.engine.fast_path import say_dropped, take_graph
 from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
+from phalanx.engine.heart import HEART
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.telemetry import SpeedMeter, memory_bytes
@@ -79,6 +80,7 @@ class Loop:
             # Only looked at: what is best is chosen among checkpoints, and there is none yet.
             yield from self._say_evaluation(self.evaluator.run(), is_best=False)
         meter = SpeedMeter(batch.consumed_after(self.counters.step))
+        step_done = HEART.step_done
         with Garbage() as garbage:
             for step in feed:
                 if step.must_save:
@@ -90,6 +92,7 @@ class Loop:
                     return
                 result = self.train_step.run(step)
                 self.counters.step = done = step.share.step + 1
+                step_done(done)
                 yield from say_dropped(take_graph(self.train_step, self.plan))
                 is_last = done == total
                 if done % self.job.logging.every == 0 or is_last:

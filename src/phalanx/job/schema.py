@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from phalanx.job.values import Cache, Every, Fast, Interval, Strict, Switch
 
+Seconds = Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)]
 _MANY = 10**9  # more epochs, steps or samples at a time than anybody means
 
 
@@ -104,6 +105,25 @@ class Checkpoint(Strict):
     keep: int = Field(default=2, ge=2)
     """How many of the newest checkpoints to keep, besides the best. At least 2: the newest may be
     the one that is damaged."""
+
+
+class Hang(Strict):
+    """When ranks that do not move count as hung: then all are ended and start again from the last
+    checkpoint. A rank that waits for another one is excused for as long as that one is."""
+
+    after_s: Literal["auto"] | Seconds | None = "auto"
+    """Seconds without a move within a step. `auto`: 60, or five times what a step takes in this run
+    if that is more. `null` watches for nothing."""
+    data_s: Seconds = 300.0
+    """The same while a rank waits for its samples, if that is more."""
+    start_s: Seconds = 3600.0
+    """The same before the first step: reading data and weights, meeting the others."""
+    compile_s: Seconds = 3600.0
+    """The same while code is compiled, and in the first three steps."""
+    evaluate_s: Seconds = 1800.0
+    """The same between two micro-batches of an evaluation, and while its figures are made."""
+    save_s: Seconds = 1800.0
+    """The same while a checkpoint is written or the model exported."""
 
 
 class Loader(Strict):
@@ -241,7 +261,9 @@ class Job(Strict):
     start, and whatever memory is free meanwhile. `auto` does so in fp32 and TF32 where the job is
     long and `determinism` is fast."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often the supervisor restarts the ranks after one of them was killed."""
+    """How often in a row the ranks are started again, after one of them was killed or hung, before
+    a newer checkpoint is there: each one begins the count anew. Then the run ends with exit code
+    93."""
     init_from: str | None = None
     """Start from these weights: a run, a checkpoint, a .safetensors or a .pt file. Not a resume."""
 
@@ -257,6 +279,8 @@ class Job(Strict):
     """When to evaluate, and what counts as best."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and how much to keep."""
+    hang: Hang = Hang()
+    """When ranks that do not move count as hung."""
     loader: Loader = Loader()
     """How samples reach the model."""
     ddp: Ddp = Ddp()

@@ -64,6 +64,9 @@ class NodeFollower(ABC):
         """End the ranks in order: one of another node has died."""
         self.signal(signal.SIGTERM)
 
+    def ask_where(self) -> None:  # noqa: B027 - ranks of a script say nothing
+        """Have the ranks say where they are stuck."""
+
     def run(self) -> tuple[int, list[Finding], str]:
         """The exit code, Findings and words of node 0, or ours when it is lost."""
         try:
@@ -86,6 +89,8 @@ class NodeFollower(ABC):
                 self.start(record["start"])
             elif record is not None and "signal" in record:
                 self.signal(signal.Signals(record["signal"]))
+            elif record is not None and "stacks" in record:
+                self.ask_where()
             elif record is not None and "end_ranks" in record:
                 self.end_ranks()
             elif self.link.is_over:
@@ -151,18 +156,27 @@ class TrainFollower(NodeFollower):
         if self._group is not None:
             self._group.signal(number)
 
+    def ask_where(self) -> None:
+        if self._group is not None:
+            self._group.ask_where()
+
     def watch(self, timeout_s: float) -> None:
         group = self._group
         assert group is not None
         was_started = group.is_started
+        told, had_witnesses = group.beats_told, group.witnesses is not None
         group.wait(timeout_s)
+        if group.beats_told > told:
+            self.link.send({"beats": [beat.to_json() for beat in group.beats.values()]})
+        if group.witnesses is not None and not had_witnesses:
+            self.link.send({"stacks": [vars(witness) for witness in group.witnesses]})
         if group.is_started and not was_started:
             self.link.send({"started": self.attempt})
         if not group.is_over:
             return
         self._group = None
         error = None if group.error is None else str(group.error)
-        deaths = [[death.rank, death.exit_code] for death in group.deaths]
+        deaths = [[d.rank, d.exit_code, d.was_ended] for d in group.deaths]
         self.link.send({"over": self.attempt, "deaths": deaths, "error": error})
 
     def kill(self) -> None:

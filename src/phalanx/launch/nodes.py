@@ -5,6 +5,7 @@ them."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.launch import node_findings as say
 from phalanx.launch.agent import RankDeath, RankGroup, cause_first
+from phalanx.launch.culprit import Witness
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.meeting_terms import Met
 from phalanx.launch.node_link import NodeLink
@@ -21,6 +23,7 @@ from phalanx.machine import Machine
 from phalanx.machine.combined import combine_machines
 from phalanx.machine.network import rdma_devices
 from phalanx.planner.plan import Plan
+from phalanx.run.heartbeat import Beat
 
 _FAST_GBPS = 10.0
 _END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
@@ -169,6 +172,28 @@ class NodesGroup:
         self.error: BaseException | None = None
         self.asked = 0
         """How often the node that was asked most often was asked to stop."""
+        self._far_beats: dict[int, Beat] = {}
+        self._far_witnesses: dict[int, list[Witness]] = {}
+
+    @property
+    def beats(self) -> dict[int, Beat]:
+        """Where each rank is, as last heard."""
+        return {**self._local.beats, **self._far_beats}
+
+    @property
+    def witnesses(self) -> list[Witness] | None:
+        """What the ranks of all nodes say about where they are stuck; None while some are to be
+        heard."""
+        mine = self._local.witnesses
+        if mine is None or len(self._far_witnesses) < len(self._links):
+            return None
+        return [*mine, *(w for far in self._far_witnesses.values() for w in far)]
+
+    def ask_where(self) -> None:
+        """Have every rank say where it is stuck; `witnesses` tells when all have."""
+        self._local.ask_where()
+        for link in self._links.values():
+            link.send({"stacks": 1})
 
     @property
     def deaths(self) -> list[RankDeath]:
@@ -220,10 +245,14 @@ class NodesGroup:
                 self._started.add(rank)
             elif "over" in record and record["over"] == self._order["attempt"]:
                 self._over.add(rank)
-                deaths = [RankDeath(number, code) for number, code in record["deaths"]]
+                deaths = [RankDeath(*one) for one in record["deaths"]]
                 error = record["error"]
                 told = None if error is None else RuntimeError(f"{link.name}: {error}")
                 self._count(deaths, told)
+            elif "beats" in record:
+                self._far_beats |= {b.rank: b for b in map(Beat.from_json, record["beats"])}
+            elif "stacks" in record:
+                self._far_witnesses[rank] = [Witness(**one) for one in record["stacks"]]
             elif "asked" in record:
                 self.asked = max(self.asked, record["asked"])
         if link.is_over and rank not in self._over:
@@ -233,7 +262,10 @@ class NodesGroup:
             self._kill()
 
     def _count(self, deaths: list[RankDeath], error: BaseException | None) -> None:
-        (self._late if self._is_killing else self._early).extend(deaths)
+        if self._is_killing:
+            self._late.extend(replace(death, was_ended=True) for death in deaths)
+        else:
+            self._early.extend(deaths)
         if error is not None and self.error is None and not self._is_killing:
             self.error = error
         if (deaths or error is not None) and self._ending_since is None:
