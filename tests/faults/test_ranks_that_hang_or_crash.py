@@ -61,11 +61,10 @@ def test_each_is_named_and_survived(tmp_path, unbroken, deeds):
     ("deed", "slug", "words"),
     [
         ("exit", "rank-exited", "rank 2 left with exit code 3"),
-        pytest.param(
-            "exception", "rank-crashed", "rank 2 failed: KeyError", marks=pytest.mark.full
-        ),
+        ("exception", "rank-crashed", "rank 2 failed: KeyError"),
     ],
 )
+@pytest.mark.full
 def test_an_error_in_the_program_ends_the_run_and_is_named(tmp_path, deed, slug, words):
     write_job(tmp_path, hurt=deed)
     code, _, err = phalanx("train", "job.yaml", cwd=tmp_path)

@@ -31,7 +31,9 @@ def describe_failure(
     else:
         traceback.print_exception(error)
         shortage = find_shortage(error, device)
-        if shortage is None:
+        if _from_outside(error) == "loader":
+            findings = [_loader_finding(error, rank, run)]
+        elif shortage is None:
             findings = [_crash_finding(error, rank, run)]
         else:
             where = f"the {phase}" if step is None else f"the {phase} after {step} steps"
@@ -57,6 +59,16 @@ def _from_outside(error: BaseException) -> str | None:
         return "loader"
     is_lost = isinstance(error, RuntimeError) and _LOST.search(text)
     return "connection" if is_lost else None
+
+
+def _loader_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
+    return Finding(
+        slug="loader-killed",
+        what=f"rank {rank} lost a loader process: {str(error)[:400]}",
+        why="by the kernel when host memory or /dev/shm ran out, or by somebody's `kill`",
+        fix="fewer loader processes (`loader.workers=1`) or less held ready (`loader.prefetch=1`); "
+        f"`less {run.log_file(rank)}`",
+    )
 
 
 def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
