@@ -19,6 +19,8 @@ import filelock
 import hypothesis
 import pytest
 
+from tests.cluster.hosts import Hosts, why_not
+
 # How long an example takes is the machine's business: tests measure no time.
 hypothesis.settings.register_profile("phalanx", deadline=None)
 hypothesis.settings.load_profile("phalanx")
@@ -122,6 +124,20 @@ def _take_over(asked, cache):
     for kind in ("torch", "traces"):
         shutil.copytree(asked / kind, cache / kind)
     (cache / "models").symlink_to(asked / "models")
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts joined by a network."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    made = Hosts(2)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,6 @@
 import pytest
 
+from tests.cluster.commands import Commands
 from tests.faults.trial import write_job
 from tests.ranks.command import latest, phalanx
 
@@ -12,3 +13,11 @@ def unbroken(tmp_path_factory):
     code, _, err = phalanx("train", "job.yaml", cwd=folder)
     assert code == 0, err
     return latest(folder)
+
+
+@pytest.fixture
+def commands(hosts, tmp_path):
+    """Commands on two hosts, ended with the test."""
+    made = Commands(hosts, tmp_path)
+    yield made
+    made.close()

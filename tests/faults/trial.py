@@ -64,7 +64,12 @@ def report(fault, run, *, at_s, attempt=0, unbroken=None, note=""):
     """Record what the fault of an attempt cost, and whether the run ended as the unbroken one."""
     events = read_events(run.events)
     words = [e for e in events if e.writer == "supervisor" and e.attempt == attempt]
-    noticed = [e.time_s for e in words if e.kind in ("hang", "finding", "outcome")]
+    noticed = [
+        e.time_s
+        for e in words
+        if e.time_s >= at_s
+        and (e.kind in ("hang", "finding", "revision") or e.data.get("status") == "failed")
+    ]
     steps = [e for e in events if e.kind == "step"]
     again = [e.time_s for e in steps if e.attempt == attempt + 1]
     before = [e.data["step"] for e in steps if e.attempt == attempt]
@@ -73,7 +78,7 @@ def report(fault, run, *, at_s, attempt=0, unbroken=None, note=""):
         assert_same_bits(run, unbroken)
     record(
         fault,
-        detection_s=min((t for t in noticed if t >= at_s), default=at_s) - at_s,
+        detection_s=min(noticed) - at_s if noticed else None,
         restart_s=min(again) - at_s if again else None,
         lost_steps=max(0, max(before) - resumed[0]) if before and resumed else None,
         goodput=_goodput(steps) if again else None,

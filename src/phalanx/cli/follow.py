@@ -11,7 +11,7 @@ from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import Nodes
-from phalanx.launch.prepare import Prepared, open_run
+from phalanx.launch.prepare import Prepared, open_run, replanned
 from phalanx.launch.supervisor import Supervisor
 from phalanx.run.directory import RunDirectory
 
@@ -60,6 +60,8 @@ def run_prepared(
                 on_event=view.take,
                 on_plan=view.use_plan,
                 nodes=nodes,
+                devices=prepared.job.devices,
+                replan=lambda machine, plan: replanned(prepared, machine, plan),
             ).run()
     if prepared.prepare_anew is not None and any(
         f.slug == "plan-outdated" for f in outcome.findings

@@ -29,6 +29,13 @@ class Devices(Strict):
     comm_timeout_s: float = Field(default=600.0, gt=0, le=10**7, allow_inf_nan=False)
     """Seconds that a rank waits for the others in an exchange before it gives up."""
 
+    min_nodes: int | None = Field(default=None, ge=1)
+    """Go on with the nodes that are left when one is lost, if there are at least this many: the
+    same global batch and the same samples in every step, on fewer ranks. `null`: the run ends."""
+    node_wait_s: float = Field(default=300.0, ge=0, le=10**7, allow_inf_nan=False)
+    """Seconds that a lost node is waited for, first: when it is back, all ranks start again from
+    the last checkpoint."""
+
 
 class Optimizer(Strict):
     """The optimizer and its learning rate."""

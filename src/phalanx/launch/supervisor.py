@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from phalanx.errors import ExitCode, Finding
-from phalanx.job.schema import Hang
+from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.job.schema import Devices, Hang
 from phalanx.launch import outcomes
 from phalanx.launch.agent import RankGroup
 from phalanx.launch.compared import keep_comparison
 from phalanx.launch.hang import HangWatch, Hung, hang_event, hang_finding, write_hang
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.nodes import NodeLostError, Nodes, NodesGroup
+from phalanx.launch.node_findings import waiting_for_node
+from phalanx.launch.nodes import Nodes
+from phalanx.launch.nodes_group import NodeLostError, NodesGroup
 from phalanx.launch.outcomes import Outcome
 from phalanx.launch.rank_environment import rank_environment
 from phalanx.launch.recovery import (
@@ -25,10 +27,12 @@ from phalanx.launch.recovery import (
     does_not_fit,
     find_memory_failure,
     revise_plan,
+    revision_between,
     without_rung,
 )
 from phalanx.launch.signals import hearing_stops
 from phalanx.launch.straggler import StragglerWatch
+from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
@@ -55,7 +59,11 @@ class Supervisor:
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
         nodes: Nodes | None = None,
+        devices: Devices | None = None,
+        replan: Callable[[Machine, Plan], Plan] | None = None,
     ) -> None:
+        """`devices` says what is done when one of `nodes` is lost, `replan` makes the plan of a run
+        that goes on with fewer."""
         self._run = run
         self._plan = plan
         self._launcher = launcher
@@ -64,6 +72,8 @@ class Supervisor:
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
+        self._devices = devices or Devices()
+        self._replan = replan
         self._asked: list[signal.Signals] = []
         self._group: RankGroup | NodesGroup | None = None
         self._watch = HangWatch(hang)
@@ -108,6 +118,8 @@ class Supervisor:
             if self._revise(ends, events):
                 attempt += 1
                 continue
+            if isinstance(self._group.error, NodeLostError) and not self._asked:
+                can_restart = self._get_over_loss(events)
             if self._saved_step != saved_before:  # it has come further than the last time
                 saved_before, restarts = self._saved_step, 0
             if can_restart and self._may_restart(restarts):
@@ -141,7 +153,12 @@ class Supervisor:
         if self._nodes is not None:
             env = rank_environment(self._run, self._plan, self._nodes.settings)
             return self._nodes.start_ranks(
-                self._launcher, self._run.path, self._plan, attempt=attempt, env=env
+                self._launcher,
+                self._run.path,
+                self._plan,
+                attempt=attempt,
+                env=env,
+                wait_s=self._devices.node_wait_s,
             )
         return RankGroup(
             self._launcher,
@@ -236,6 +253,32 @@ class Supervisor:
         if revision is None:
             return False
         self._change(revision, events)
+        return True
+
+    def _get_over_loss(self, events: EventWriter) -> bool:
+        """Whether the run can go on after a node was lost: it is there again, or those that are
+        left are enough."""
+        assert self._nodes is not None
+        nodes, devices = self._nodes, self._devices
+        wait_s, least = devices.node_wait_s, devices.min_nodes
+        for rank in nodes.lost if wait_s else ():
+            link = nodes.links[rank]
+            finding = waiting_for_node(link.name, str(link.lost), wait_s, least)
+            events.write("finding", finding=finding.to_json())
+        if nodes.wait_for_lost(wait_s, lambda: bool(self._asked)):
+            return True
+        left = nodes.count - len(nodes.lost)
+        if self._asked or self._replan is None or left < (least or nodes.count):
+            return False
+        lost = ", ".join(nodes.links[rank].name for rank in nodes.lost)
+        try:
+            plan = self._replan(nodes.leave_lost(), self._plan)
+        except UserError as error:  # nothing that fits on those
+            for finding in error.findings:
+                events.write("finding", finding=finding.to_json())
+            return False
+        reason = f"{lost} lost; {left} nodes go on, devices.min_nodes = {least}"
+        self._change(revision_between(self._plan, plan, reason, None), events)
         return True
 
     def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
