@@ -59,6 +59,20 @@ def test_ranks_killed_at_random_cost_no_bit(tmp_path, unbroken, kills, seed):
 
 
 @pytest.mark.full
+def test_digits_on_four_ranks_run_again_within_seconds(tmp_path):
+    words = ["--cpu", "4", "--epochs", "40", "checkpoint.every=20 steps", "logging.every=5"]
+    process = start("train", "digits", *words, cwd=tmp_path)
+    run = wait_for_step(process, tmp_path, 60)
+    at_s = time.time()
+    kill(rank_pids(run)[3])
+    wait_for_attempt(run, 1)
+    report("kill -9 of a rank of digits", run, at_s=at_s)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == ExitCode.STOPPED
+    assert any("rank 3 was killed" in finding["what"] for _, finding in findings(run))
+
+
+@pytest.mark.full
 def test_a_killed_loader_process_restarts_the_ranks(tmp_path, unbroken):
     write_job(tmp_path, more="loader: {workers: 1}")
     process = start("train", "job.yaml", cwd=tmp_path)
