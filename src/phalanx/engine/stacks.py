@@ -63,7 +63,9 @@ def _collectives_signal() -> int | None:
 def _write_collectives(path: Path) -> None:
     from torch._C import _distributed_c10d as c10d
 
-    record = json.loads(c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
+    known = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # the latter before torch 2.11
+    dump = next(getattr(c10d, name) for name in known if hasattr(c10d, name))
+    record = json.loads(dump())
     short = {"status": record.get("pg_status", {}), "last": record.get("entries", [])[-_LAST:]}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(short), encoding="utf-8")

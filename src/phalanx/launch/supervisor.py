@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.errors import ExitCode, Finding
 from phalanx.job.schema import Devices, Hang
 from phalanx.launch import outcomes
 from phalanx.launch.agent import RankGroup
 from phalanx.launch.compared import keep_comparison
 from phalanx.launch.hang import HangWatch, Hung, hang_event, hang_finding, write_hang
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.node_findings import waiting_for_node
+from phalanx.launch.node_loss import LossOfNodes
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.nodes_group import NodeLostError, NodesGroup
 from phalanx.launch.outcomes import Outcome
@@ -27,7 +27,6 @@ from phalanx.launch.recovery import (
     does_not_fit,
     find_memory_failure,
     revise_plan,
-    revision_between,
     without_rung,
 )
 from phalanx.launch.signals import hearing_stops
@@ -256,30 +255,13 @@ class Supervisor:
         return True
 
     def _get_over_loss(self, events: EventWriter) -> bool:
-        """Whether the run can go on after a node was lost: it is there again, or those that are
-        left are enough."""
+        """Whether the run can go on after a node was lost."""
         assert self._nodes is not None
-        nodes, devices = self._nodes, self._devices
-        wait_s, least = devices.node_wait_s, devices.min_nodes
-        for rank in nodes.lost if wait_s else ():
-            link = nodes.links[rank]
-            finding = waiting_for_node(link.name, str(link.lost), wait_s, least)
-            events.write("finding", finding=finding.to_json())
-        if nodes.wait_for_lost(wait_s, lambda: bool(self._asked)):
-            return True
-        left = nodes.count - len(nodes.lost)
-        if self._asked or self._replan is None or left < (least or nodes.count):
-            return False
-        lost = ", ".join(nodes.links[rank].name for rank in nodes.lost)
-        try:
-            plan = self._replan(nodes.leave_lost(), self._plan)
-        except UserError as error:  # nothing that fits on those
-            for finding in error.findings:
-                events.write("finding", finding=finding.to_json())
-            return False
-        reason = f"{lost} lost; {left} nodes go on, devices.min_nodes = {least}"
-        self._change(revision_between(self._plan, plan, reason, None), events)
-        return True
+        left = LossOfNodes(self._nodes, self._devices, self._replan)
+        is_over, revision = left.get_over(self._plan, events, lambda: bool(self._asked))
+        if revision is not None:
+            self._change(revision, events)
+        return is_over
 
     def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
