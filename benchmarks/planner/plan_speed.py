@@ -31,9 +31,9 @@ CHILD = """
 import json, resource, sys, time
 import torch
 from phalanx.engine.trace import trace_recipe
-spec, options, compiled = json.loads(sys.argv[1])
+spec, options, precisions = json.loads(sys.argv[1])
 wall, cpu = time.perf_counter(), time.process_time()
-trace, findings = trace_recipe(spec, options, compiled=compiled)
+trace, findings = trace_recipe(spec, options, precisions)
 assert trace is not None and trace.operators, findings or trace.activations_unknown
 print(json.dumps({
     "seconds": time.perf_counter() - wall,
@@ -46,8 +46,8 @@ print(json.dumps({
 """
 
 
-def measure(options, compiled=()):
-    argv = [sys.executable, "-c", CHILD, json.dumps([RECIPE, options, compiled])]
+def measure(options, precisions):
+    argv = [sys.executable, "-c", CHILD, json.dumps([RECIPE, options, precisions])]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -58,10 +58,11 @@ def main():
     arguments = parser.parse_args()
     rows = []
     for name, options in MODELS.items():
-        for compiled in ((), ("bf16",)):
-            found = measure(options, compiled)
+        for precisions in (("bf16",), ("bf16", "bf16+compiled")):
+            found = measure(options, precisions)
+            more = ", compiled too" if len(precisions) > 1 else ""
             rows.append(
-                f"| {name}{', compiled too' if compiled else ''} | {found['parameters']:,} | "
+                f"| {name}{more} | {found['parameters']:,} | "
                 f"{found['seconds']:.1f} s | {found['cpu_seconds']:.1f} s | "
                 f"{found['peak_bytes'] / 2**30:.2f} GiB | {found['rows']} |"
             )

@@ -33,7 +33,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
-    def ask(spec, options, compiled=(), launcher=None):
+    def ask(spec, options, precisions=(), launcher=None):
         assert spec == "digits"
         given.append(options)
         return replace(digits(), options=options), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,15 +73,11 @@ def train(
     """
     import os
 
-    from phalanx.cli import console
     from phalanx.cli.detach import Leave, in_background
-    from phalanx.cli.follow import run_prepared
     from phalanx.cli.nodes import alone_only, train_on_nodes
-    from phalanx.cli.plan import show_plan
-    from phalanx.launch.continued import output_of
-    from phalanx.launch.launcher import Launcher
+    from phalanx.launch.compile_cache import early_variables
+    from phalanx.launch.launcher import Launcher, LauncherError
     from phalanx.launch.meeting import parse_rendezvous
-    from phalanx.launch.prepare import prepare
     from phalanx.launch.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
     from phalanx.machine.environment import DEBUG_COMMUNICATION
 
@@ -109,10 +106,21 @@ def train(
         joined.refuse(*(name for name, is_given in options.items() if is_given))
         if joined.rank > 0:
             return follow_first_rank()
+        from phalanx.launch.continued import output_of
+
         resume = resume or joined.find_run(output_of(overrides))
 
     def run(leave: Leave) -> int:
         with Launcher() if joined is None else TorchrunLauncher(joined) as launcher:
+            if joined is None and resume is None and not dry_run:  # else: other variables, perhaps
+                with suppress(LauncherError):  # said when ranks are asked for
+                    launcher.start(early_variables())
+            # It imports torch meanwhile.
+            from phalanx.cli import console
+            from phalanx.cli.follow import run_prepared
+            from phalanx.cli.plan import show_plan
+            from phalanx.launch.prepare import prepare
+
             with console.working("looking at the machine and the recipe"):
                 prepared = prepare(
                     job,

@@ -34,9 +34,9 @@ from phalanx.errors import format_bytes
 from phalanx.machine.host import probe_cgroup, probe_memory
 from phalanx.planner.footprint import COMPILED, Line
 from phalanx.planner.operators import Operator
+from phalanx.planner.trace import EAGER
 from phalanx.recipe.interface import Batch, Recipe, Term, leaves
 
-_PRECISIONS = ("fp32", "bf16")
 _REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
 _REAL_SHARE = 0.25  # of the host memory that is free
 _REAL_S = 30.0
@@ -67,13 +67,15 @@ def trace_activations(
     recipe: Recipe,
     model: nn.Module,
     data: Any,
+    precisions: Sequence[str] = EAGER,
     *,
-    compiled: Sequence[str] = (),
     is_frozen_narrow: bool = True,
 ) -> Activations:
-    """Activations of a recipe's loss, in some precisions also as compiled code has them; in bf16
-    with frozen weights in 16 bits, as a run has them. The model is spoiled by it: its tensors
-    become fake."""
+    """Activations of a recipe's loss in some precisions, those that end in `+compiled` as compiled
+    code has them; in bf16 with frozen weights in 16 bits, as a run has them. The model is spoiled
+    by it: its tensors become fake."""
+    eager = [name for name in precisions if not name.endswith(COMPILED)]
+    compiled = [name.removesuffix(COMPILED) for name in precisions if name.endswith(COMPILED)]
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
     batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
@@ -88,7 +90,7 @@ def trace_activations(
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
                 holding = _Holding(fake, mode, is_frozen_narrow)
-                found = _measure(recipe, fake, batch, keys, mode, holding)
+                found = _measure(recipe, fake, batch, keys, mode, holding, eager)
                 if compiled:
                     fake = _built_fake(recipe, mode)
                     holding = _Holding(fake, mode, is_frozen_narrow)
@@ -101,7 +103,7 @@ def trace_activations(
     found = Activations(unknown=unknown)
     try:
         _refuse_large(count, needed)
-        found = _with_values(recipe, data, ids, is_frozen_narrow)
+        found = _with_values(recipe, data, ids, is_frozen_narrow, eager)
         found.sampled = unknown
         found.compiled_unknown = unknown
     except Exception as error:
@@ -144,7 +146,11 @@ class _Holding:
 
 
 def _with_values(
-    recipe: Recipe, data: Any, ids: np.ndarray[Any, Any], is_frozen_narrow: bool
+    recipe: Recipe,
+    data: Any,
+    ids: np.ndarray[Any, Any],
+    is_frozen_narrow: bool,
+    precisions: Sequence[str],
 ) -> Activations:
     """On tensors without values, with the answers that real ones gave."""
     seed_globals(0)
@@ -164,7 +170,7 @@ def _with_values(
                 fake = _made_fake(model, mode)
                 answering = Answering(answers, samples=samples, is_rounded=is_rounded)
                 holding = _Holding(fake, mode, is_frozen_narrow)
-                return _measure(recipe, fake, batch, keys, mode, holding, answering)
+                return _measure(recipe, fake, batch, keys, mode, holding, precisions, answering)
         except Exception as error:
             failed = failed or error
             model = recipe.model()
@@ -187,11 +193,12 @@ def _measure(
     keys: Tensor,
     mode: FakeTensorMode,
     holding: _Holding,
+    precisions: Sequence[str],
     answering: Answering | None = None,
 ) -> Activations:
     found = Activations()
     batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
-    for name in _PRECISIONS:
+    for name in precisions:
         holding.switch(name)
         live = _run(recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16")
         found.kept |= live.lines(name)
@@ -201,7 +208,7 @@ def _measure(
         if answering is not None:
             answering.watch(blocks)
         recompute_in_backward(blocks, watch_buffers=False)
-        for name in _PRECISIONS:
+        for name in precisions:
             holding.switch(name)
             live = _run(
                 recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16"

@@ -25,8 +25,8 @@ def find_blocks(recipe: Recipe, model: nn.Module) -> list[Block]:
 
 
 def find_beside(model: nn.Module, blocks: Iterable[Block]) -> list[Block]:
-    """The largest modules outside of all blocks that multiply: heads, above all. What else lies
-    between the blocks is little work, or none."""
+    """The largest modules with weights outside of all blocks: heads, above all, and norms. Not
+    embeddings, whose backward is quicker and in order as it is written."""
     inside = {id(block) for _, block in blocks}
 
     def search(module: nn.Module, prefix: str) -> Iterator[Block]:
@@ -34,12 +34,18 @@ def find_beside(model: nn.Module, blocks: Iterable[Block]) -> list[Block]:
             parts = list(child.modules())
             if id(child) in inside:
                 continue
-            if any(id(part) in inside for part in parts):
+            is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # nobody calls one
+            if is_list or any(id(part) in inside for part in parts):
                 yield from search(child, f"{prefix}{name}.")
-            elif any(isinstance(part, nn.Linear) for part in parts):
+            elif _has_weights_to_compile(parts):
                 yield prefix + name, child
 
     return list(search(model, "")) if inside else []
+
+
+def _has_weights_to_compile(parts: list[nn.Module]) -> bool:
+    with_weights = [p for p in parts if next(p.parameters(recurse=False), None) is not None]
+    return not all(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in with_weights)
 
 
 def _repeated(model: nn.Module) -> set[type[nn.Module]]:

@@ -18,8 +18,8 @@ same functions run captured or not, on the same numbers, so a run that goes on f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,12 +185,8 @@ class GraphedStep:
         time whatever waits for the device raises: inside a capture that would leave torch in a
         state it does not get out of by itself."""
         norms = self._norms_of(step)
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with _as_if_capturing():
             self._norms_of(step)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
         return norms
 
     def _norms_of(self, step: StepInput) -> Tensor:
@@ -280,6 +276,20 @@ class GraphedStep:
         seed = dropout_seed(self._run_seed, step, slot)
         torch.default_generator.manual_seed(seed)
         self._seed_device(seed)
+
+
+@contextmanager
+def _as_if_capturing() -> Iterator[None]:
+    """Inside, whatever waits for the device raises, and code that looks at values unless it is
+    captured, as transformers' masks do, is told that it is."""
+    mode, asked = torch.cuda.get_sync_debug_mode(), torch.cuda.is_current_stream_capturing
+    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

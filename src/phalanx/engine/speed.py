@@ -3,11 +3,11 @@ checkpointed blocks stay as they are.
 
 Where a model repeats a block, blocks are compiled one at a time: all of a kind share what was
 compiled for the first, DDP can send a block's gradients while backward goes on, and FSDP gathers a
-block's weights in hooks around compiled code. Modules beside the blocks that multiply, such as a
-head, are compiled one at a time, too, and what the recipe's loss computes from the model's answer,
-which for a language model is the largest tensor of all; the model's own forward between all these
-stays as it is. A model without blocks that are alike is compiled whole,
-with its loss.
+block's weights in hooks around compiled code. Modules with weights beside the blocks,
+such as a head or the last norm, are compiled one at a time, too, and what the recipe's loss
+computes from the model's answer, which for a language model is the largest tensor of all; the
+model's own forward between all these stays as it is. A model without blocks that are alike is
+compiled whole, with its loss.
 
 Evaluation stays eager: its figures are the same on any number of ranks, and it is not worth another
 compilation.
@@ -58,19 +58,21 @@ class Compiler:
         # then on for the first one too: bits would depend on what a process has seen before, and
         # a resumed run would differ. So each size has its own code, as many as the limit allows.
         dynamic = False if is_deterministic else None
-        self._compile: Change = functools.partial(torch.compile, dynamic=dynamic, backend=backend)
+        self._compile: Change = functools.partial(compiled, dynamic=dynamic, backend=backend)
         # The same code but for its random numbers, which are those of eager code.
         options = {"fallback_random": True} if backend == "inductor" else None
         self._compile_alike = functools.partial(self._compile, options=options)
         self._regions: list[_Region] = []
         self._blocks: list[Block] = []
         self._beside: list[Block] = []
+        self._around: nn.Module | None = None
 
     def compile_blocks(self, recipe: Recipe, model: nn.Module, *, is_checkpointed: bool) -> None:
         """Before blocks are checkpointed: what runs again in backward is the compiled forward."""
         blocks = find_blocks(recipe, model)
         if are_alike(blocks) or is_checkpointed:
             self._blocks = blocks
+        self._around = model
         # A head is compiled by itself: its product may be the largest of the model, and one with
         # an odd number of symbols takes three times as long as written.
         self._beside = find_beside(model, self._blocks)
@@ -84,6 +86,11 @@ class Compiler:
         block ends where the block begins."""
         for _, block in [*self._blocks, *self._beside]:
             block.forward = self._region(block.forward, torch._dynamo.disable)
+        # What is left around them runs as it is. torch.compile would try it again and again, from
+        # the loss inwards, each time up to the first block: seconds of every start, for nothing,
+        # since it gives up functions with a loop over blocks.
+        if self._blocks and self._around is not None:
+            self._around.forward = self._region(self._around.forward, torch._dynamo.disable)
 
     def compile_loss(self, strategy: Strategy) -> None:
         """Whatever of the loss is not compiled yet."""
@@ -185,6 +192,19 @@ class Compiler:
         region = _Region(forward, change)
         self._regions.append(region)
         return region
+
+
+def compiled(forward: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """torch.compile, with code of its own for each of torch's modules. It runs all of them through
+    one function of its own otherwise, and the limit on sizes is one for all."""
+    if not forward.__module__.startswith("torch."):
+        return torch.compile(forward, **settings)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"run_{id(run):x}")
+    return torch.compile(run, **settings)
 
 
 class _Region:

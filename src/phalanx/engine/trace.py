@@ -25,7 +25,7 @@ from phalanx.engine.parameters import list_weights
 from phalanx.engine.speed import are_alike, count_shapes
 from phalanx.engine.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
-from phalanx.planner.trace import FetchTime, Trace
+from phalanx.planner.trace import EAGER, FetchTime, Trace
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.load import load_recipe, recipe_fingerprint
 
@@ -38,11 +38,11 @@ _ALIKE = 2  # and samples of each
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, compiled}` with `{trace, findings}`; never raises for the
-    user's mistakes."""
+    """Answer a request `{recipe, options, precisions}` with `{trace, findings}`; never raises for
+    the user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
     trace, findings = trace_recipe(
-        request["recipe"], request["options"], compiled=request.get("compiled", ())
+        request["recipe"], request["options"], request.get("precisions", EAGER)
     )
     answer = {
         "trace": trace.to_json() if trace else None,
@@ -52,16 +52,16 @@ def run_trace(request_file: Path, result_file: Path) -> None:
 
 
 def trace_recipe(
-    spec: str, options: dict[str, Any], *, compiled: Sequence[str] = ()
+    spec: str, options: dict[str, Any], precisions: Sequence[str] = EAGER
 ) -> tuple[Trace | None, list[Finding]]:
-    """The Trace of a recipe, in some precisions (`fp32`, `bf16`) also with compiled code, and what
-    is wrong with it."""
+    """The Trace of a recipe in some precisions (`fp32`, `bf16`; `bf16+compiled` is compiled code),
+    and what is wrong with it."""
     try:
         recipe = load_recipe(spec, options)
         findings = list(recipe.check())
         if errors_of(findings):
             return None, findings
-        trace = _trace(spec, recipe, compiled)
+        trace = _trace(spec, recipe, precisions)
         about = [finding.to_json() for finding in recipe.check_weights()]
         return replace(trace, weights_findings=about), findings
     except UserError as error:
@@ -70,7 +70,7 @@ def trace_recipe(
         return None, [_broken(spec, error)]
 
 
-def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
+def _trace(spec: str, recipe: Recipe, precisions: Sequence[str]) -> Trace:
     model = _model_without_memory(recipe)
     parameters = list(model.parameters())
     train, test = recipe.data("train"), recipe.data("test")
@@ -93,11 +93,11 @@ def _trace(spec: str, recipe: Recipe, compiled: Sequence[str]) -> Trace:
     own_batchnorms = find_own_norms(model)
     kinds = count_shapes(found) if are_alike(found) else 0
     # Last: it spoils the model.
-    activations = trace_activations(recipe, model, train, compiled=compiled)
+    activations = trace_activations(recipe, model, train, precisions)
     frozen_unknown = None
     if activations.unknown is not None and any(weight.held for weight in weights):
         model = _model_without_memory(recipe)
-        wide = trace_activations(recipe, model, train, compiled=compiled, is_frozen_narrow=False)
+        wide = trace_activations(recipe, model, train, precisions, is_frozen_narrow=False)
         if wide.unknown is None:
             activations, frozen_unknown = wide, activations.unknown
             weights = [weight._replace(held="") for weight in weights]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.engine.assembly import Assembly
+from phalanx.engine.beginning import begin_cuda, uncollected
 from phalanx.engine.data_fingerprint import check_remembered
 from phalanx.engine.ema import WeightAverage
 from phalanx.engine.evaluate import Evaluator
@@ -49,11 +50,14 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         job = load_job(run.job_file).job
+        begin_cuda(plan, int(os.environ.get("LOCAL_RANK", "0")))
         with listening:
+            with uncollected():
+                recipe = load_recipe(job.recipe, job.options)
             with join(plan) as process:
                 device = str(process.device)
                 try:
-                    outcome = _work(run, job, plan, process, events, stop)
+                    outcome = _work(run, job, plan, process, recipe, events, stop)
                 except Exception as error:
                     # Recorded before this rank leaves its peers: they fail then, and all are ended.
                     failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -85,11 +89,12 @@ def _work(
     job: Job,
     plan: Plan,
     process: Process,
+    recipe: Recipe,
     events: EventWriter,
     stop: StopRequest,
 ) -> dict[str, Any]:
     if plan.measured_micro_batches is None:
-        return Worker(run, job, plan, process, events, stop).train()
+        return Worker(run, job, plan, process, recipe, events, stop).train()
     from phalanx.engine.bench import run_bench
 
     return run_bench(job, plan, process, events, stop)
@@ -104,6 +109,7 @@ class Worker:
         job: Job,
         plan: Plan,
         process: Process,
+        recipe: Recipe,
         events: EventWriter,
         stop: StopRequest,
     ) -> None:
@@ -113,7 +119,7 @@ class Worker:
         self.process = process
         self.events = events
         self.stop = stop
-        self.recipe: Recipe = load_recipe(job.recipe, job.options)
+        self.recipe = recipe
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or to a stop; returns the outcome."""
@@ -122,7 +128,10 @@ class Worker:
         if plan.is_from_memory and process.is_first:
             check_remembered(plan, data, self.recipe.data("test"))
         check_size(len(data), plan.num_samples.value, process.rank)
-        parts = Assembly(job, plan, process, recipe=self.recipe, data=data, say=self._say_preparing)
+        with uncollected():
+            parts = Assembly(
+                job, plan, process, recipe=self.recipe, data=data, say=self._say_preparing
+            )
         if process.is_first:
             for finding in parts.findings:
                 self.events.write("finding", finding=finding.to_json())

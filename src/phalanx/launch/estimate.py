@@ -16,7 +16,7 @@ from phalanx.planner.forecast import Forecast
 from phalanx.planner.plan import Plan
 from phalanx.planner.resize import on_ranks
 from phalanx.planner.solve import solve_plan
-from phalanx.planner.trace import Trace
+from phalanx.planner.trace import EAGER, Trace
 
 STEPS = (5000, 10000, 20000)
 """That one GPU and all are compared for."""
@@ -203,10 +203,10 @@ def _of_size(dataset_size: int | None) -> AskTrace:
     """Asks the recipe, and puts the size of another data set in place of its own."""
 
     def ask(
-        spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()
+        spec: str, options: dict[str, Any], precisions: tuple[str, ...] = EAGER
     ) -> tuple[Trace | None, list[Finding]]:
         asked = remembering(trace_recipe, is_fresh=False)
-        trace, findings = asked(spec, options, compiled)
+        trace, findings = asked(spec, options, precisions)
         if trace is not None and dataset_size is not None:
             trace = replace(trace, num_samples=dataset_size)
         return trace, findings

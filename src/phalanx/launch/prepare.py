@@ -32,11 +32,11 @@ from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.machine.calibration import Calibration
 from phalanx.machine.gpus import may_have_cuda
-from phalanx.planner.compiled import compiled_precisions
 from phalanx.planner.plan import Plan
 from phalanx.planner.resume import resume_findings
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace import Trace
+from phalanx.planner.wanted import wanted_on, wanted_precisions
 from phalanx.recipe.load import absolute_spec, builtin_recipes
 from phalanx.run.directory import (
     RunDirectory,
@@ -263,12 +263,15 @@ def _look(
 ) -> tuple[Machine, Trace | None, list[Finding]]:
     """Machine and recipe, asked at the same time: each costs an import of torch."""
     with ThreadPoolExecutor(2) as pool:
-        has_cuda = may_have_cuda() if machine is None else machine.accelerator == "cuda"
-        compiled = compiled_precisions(job, has_cuda=has_cuda)
-        tracing = pool.submit(ask_trace, job.recipe, job.options, compiled)
+        here = "cuda" if may_have_cuda() else "mps" if sys.platform == "darwin" else "cpu"
+        asked = wanted_precisions(job, accelerator=machine.accelerator if machine else here)
+        tracing = pool.submit(ask_trace, job.recipe, job.options, asked)
         if machine is None:
             machine = pool.submit(probe_machine, Path(job.output), ask=ask_torch).result()
         trace, findings = tracing.result()
+    wanted = wanted_on(job, machine)
+    if trace is not None and not set(wanted) <= set(asked):  # a driver without a GPU, an odd card
+        trace, findings = ask_trace(job.recipe, job.options, wanted)
     if is_elsewhere:
         return machine, trace, findings
     unfit = cannot_train(machine)

@@ -14,6 +14,7 @@ from phalanx.launch.trace import Answer, AskTrace, trace_recipe
 from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
+from phalanx.planner.trace import EAGER
 
 MACHINE_KEY = "machine"
 SHOWN = (
@@ -131,10 +132,12 @@ def _plan(
 def _once(ask: AskTrace) -> AskTrace:
     answers: dict[str, Answer] = {}
 
-    def asked_once(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
-        asked = json.dumps([spec, options, compiled], sort_keys=True, default=str)
+    def asked_once(
+        spec: str, options: dict[str, Any], precisions: tuple[str, ...] = EAGER
+    ) -> Answer:
+        asked = json.dumps([spec, options, precisions], sort_keys=True, default=str)
         if asked not in answers:
-            answers[asked] = ask(spec, options, compiled)
+            answers[asked] = ask(spec, options, precisions)
         return answers[asked]
 
     return asked_once

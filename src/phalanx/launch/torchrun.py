@@ -18,19 +18,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import ExitCode, Finding, UserError
-from phalanx.job.schema import Job
 from phalanx.launch.compile_cache import early_variables
 from phalanx.launch.launcher import READ_LATE, Launcher, LauncherError
-from phalanx.launch.prepare import Prepared
 from phalanx.launch.signals import hearing_stops
-from phalanx.machine import Machine
-from phalanx.planner.comparable import devices_for
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 from phalanx.run.lock import read_holder, this_process
+
+if TYPE_CHECKING:  # a command that is not under torchrun waits for none of these
+    from phalanx.job.schema import Job
+    from phalanx.launch.prepare import Prepared
+    from phalanx.machine import Machine
 
 _POLL_S = 0.1
 _OTHERS_S = 60.0  # the first rank is done: the others have only to say so
@@ -81,6 +82,8 @@ class Torchrun:
         """A job that names no devices takes as many as there are ranks."""
         if job.devices.cpu is not None or job.devices.gpus is not None:
             return job
+        from phalanx.planner.comparable import devices_for
+
         devices, _ = devices_for(job, machine, self.ranks)
         return job.model_copy(update={"devices": devices})
 

@@ -8,23 +8,23 @@ from typing import Any
 from phalanx.errors import Finding
 from phalanx.launch.engine_child import ask_engine, findings_of
 from phalanx.launch.launcher import Launcher
-from phalanx.planner.trace import Trace
+from phalanx.planner.trace import EAGER, Trace
 
 _TIMEOUT_S = 600
 
 Answer = tuple[Trace | None, list[Finding]]
 AskTrace = Callable[[str, dict[str, Any], tuple[str, ...]], Answer]
-"""Of a recipe, its options, and the precisions in which compiled code is wanted too."""
+"""Of a recipe, its options, and the precisions that are wanted, `+compiled` where the code is."""
 
 
 def trace_recipe(
     spec: str,
     options: dict[str, Any],
-    compiled: tuple[str, ...] = (),
+    precisions: tuple[str, ...] = EAGER,
     launcher: Launcher | None = None,
 ) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either."""
-    asked = {"recipe": spec, "options": options, "compiled": compiled}
+    asked = {"recipe": spec, "options": options, "precisions": precisions}
     answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher)
     if answer is None:
         return None, [_silent(spec, silent_because)]

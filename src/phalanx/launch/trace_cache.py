@@ -25,7 +25,8 @@ from typing import Any
 
 from phalanx.errors import Finding, errors_of
 from phalanx.launch.trace import Answer, AskTrace
-from phalanx.planner.trace import Trace
+from phalanx.planner.footprint import COMPILED
+from phalanx.planner.trace import EAGER, Trace
 from phalanx.recipe.load import builtin_recipes, recipe_file, recipe_fingerprint
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
@@ -41,16 +42,17 @@ _SEEN = 5000
 def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     """`ask` that keeps what it is answered, and unless `is_fresh` answers from memory."""
 
-    def asked(spec: str, options: dict[str, Any], compiled: tuple[str, ...] = ()) -> Answer:
-        key = _key(spec, options, compiled)
+    def asked(spec: str, options: dict[str, Any], precisions: tuple[str, ...] = EAGER) -> Answer:
+        key = _key(spec, options, precisions)
         known = _recall(key) if key is not None and not is_fresh else None
         if known is not None:
             return known
-        older = _read(key) if key is not None and compiled else None
-        trace, findings = ask(spec, options, compiled if older is None else ())
+        eager = tuple(name for name in precisions if not name.endswith(COMPILED))
+        older = _read(key) if key is not None and eager != precisions else None
+        trace, findings = ask(spec, options, precisions if older is None else eager)
         if older is not None and trace is not None:
             merged = _with_compiled(trace, older)
-            trace, findings = (merged, findings) if merged else ask(spec, options, compiled)
+            trace, findings = (merged, findings) if merged else ask(spec, options, precisions)
         if key is not None and trace is not None and not errors_of(findings):
             _keep(key, trace, findings)
         return trace, findings
@@ -58,7 +60,7 @@ def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
     return asked
 
 
-def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str | None:
+def _key(spec: str, options: dict[str, Any], precisions: tuple[str, ...]) -> str | None:
     """What an answer depends on; None where that cannot be told. A recipe may read anything in the
     folder it is asked in; a built-in one reads what its options name."""
     try:
@@ -67,7 +69,7 @@ def _key(spec: str, options: dict[str, Any], compiled: tuple[str, ...]) -> str |
             recipe_fingerprint(spec),
             _stamp(recipe_file(spec).parent, ".py"),
             json.dumps(options, sort_keys=True),
-            f"compiled: {compiled}",
+            f"precisions: {precisions}",
             "" if spec in builtin_recipes() and not _named(options) else str(Path.cwd()),
             *installed(),
         ]

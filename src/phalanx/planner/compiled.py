@@ -59,17 +59,6 @@ def time_code(
     )
 
 
-def compiled_precisions(job: Job, *, has_cuda: bool) -> tuple[str, ...]:
-    """In which traced precisions a plan may need to know compiled code; each takes a second to
-    trace. Only CUDA is compiled without being asked."""
-    traced = {"bf16": ("bf16",), "fp16": ("bf16",), "auto": ("bf16",)}.get(job.precision, ("fp32",))
-    if job.compile == "on":
-        return ("fp32", "bf16") if job.precision == "auto" else traced
-    is_open = job.compile == "auto" and job.fast == "auto" and has_cuda
-    is_against = job.sync_batchnorm or job.determinism == "exact" or job.strategy == "deepspeed"
-    return traced if is_open and job.devices.cpu is None and not is_against else ()
-
-
 def choose_compile(
     settled: Decision[str],
     job: Job,

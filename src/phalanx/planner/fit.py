@@ -207,7 +207,7 @@ def _all_of(changes: Sequence[_Change], way: _Way) -> tuple[str, _Way]:
 
 def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Iterator[_Change]:
     """What the job could say instead, the cheapest first."""
-    if way.precision in ("fp32", "tf32", "fp64"):
+    if way.precision in ("fp32", "tf32", "fp64") and "bf16" in trace.activation_bytes:
         is_new = all((card.compute_capability or (0, 0)) >= (8, 0) for card in cards)
         half = "bf16" if is_new else "fp16"
         yield f"precision={half}", lambda way: replace(way, precision=half)

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from phalanx.planner.footprint import Line, read_lines
 from phalanx.planner.operators import Operator
 
+EAGER = ("fp32", "bf16")
+"""Precisions that a recipe is traced in, unless a plan says which it needs (planner/wanted.py)."""
+
 
 class Weight(NamedTuple):
     """One parameter of the model."""

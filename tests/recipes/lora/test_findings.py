@@ -59,7 +59,9 @@ def test_a_model_without_safetensors_can_be_planned(tmp_path, rows, file, words)
     model = write_model(tmp_path / "model", weights=False)
     if file:
         (tmp_path / "model" / file).write_bytes(b"\x80")
-    trace, findings, about = found(options_of(model, rows), compiled=() if file else ("bf16",))
+    trace, findings, about = found(
+        options_of(model, rows), precisions=("bf16",) if file else ("bf16", "bf16+compiled")
+    )
     assert findings == []
     assert trace.trainable_parameters > 0
     assert trace.activations_unknown is trace.activations_sampled is trace.compiled_unknown is None

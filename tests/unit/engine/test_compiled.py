@@ -8,6 +8,7 @@ from phalanx.engine.activations import trace_activations
 from phalanx.engine.operators import SAMPLES
 from phalanx.recipe import Recipe, Term
 
+BOTH = ("fp32", "bf16", "fp32+compiled", "bf16+compiled")
 WIDTH, CLASSES = 64, 1000
 
 
@@ -67,7 +68,7 @@ def test_compiled_code_makes_what_inductor_would():
     layer before and after GELU. At the peak the scores are there, and their gradient, but neither
     log-probabilities nor anything between the operators that are fused."""
     recipe = Classes(Classes.Options())
-    found = trace_activations(recipe, recipe.model(), Rows(), compiled=("fp32", "bf16"))
+    found = trace_activations(recipe, recipe.model(), Rows(), BOTH)
     assert found.unknown is None and found.compiled_unknown is None
     block = 4 * (WIDTH + WIDTH + 2 + 2 * 4 * WIDTH)
     last = 4 * WIDTH
@@ -86,7 +87,7 @@ def test_a_model_without_alike_blocks_is_compiled_whole():
     recipe = Classes(Classes.Options())
     parts = [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh(), nn.Linear(WIDTH, 8)]
     recipe.model = lambda: nn.Sequential(*parts)
-    found = trace_activations(recipe, recipe.model(), Rows(), compiled=("fp32", "bf16"))
+    found = trace_activations(recipe, recipe.model(), Rows(), BOTH)
     assert found.compiled_unknown is None
     assert peak(found.kept["fp32+compiled"]) < peak(found.kept["fp32"])
     assert not found.checkpointed

@@ -23,26 +23,31 @@ class Part(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, widths):
+    def __init__(self, widths, beside):
         super().__init__()
+        around = range(widths[-1], widths[-1] + beside + 1)
         self.parts = nn.Sequential(*(Part(a, b) for a, b in pairwise(widths)))
+        self.beside = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(around))
 
     def forward(self, x):
-        return self.parts(x)
+        x = self.parts(x)
+        for layer in self.beside:
+            x = layer(x)
+        return x
 
 
 class Squares(Recipe):
     def model(self):
         torch.manual_seed(0)
-        return Net(self.widths)
+        return Net(self.widths, self.beside)
 
     def loss(self, model, batch, keys):
         return {"square": Term(model(batch).square().sum(), len(batch))}
 
 
-def make(widths, backend):
+def make(widths, backend, beside=0):
     recipe = Squares(Squares.Options())
-    recipe.widths = widths
+    recipe.widths, recipe.beside = widths, beside
     model = recipe.model()
     compiler = speed.Compiler(is_deterministic=True, backend=backend)
     compiler.compile_blocks(recipe, model, is_checkpointed=False)
@@ -83,6 +88,14 @@ def test_alike_blocks_are_compiled_once_and_the_model_stays_the_same(widths, gra
     copied = copy.deepcopy(strategy.model)
     nn.init.zeros_(copied.parts[0].line.weight)
     assert not torch.equal(copied(batch), strategy.model(batch)), "a copy has its own weights"
+
+
+def test_many_layers_beside_the_blocks_are_not_many_sizes():
+    """torch.compile runs those of its own kinds through one function, whose limit is one for all;
+    more than that are here."""
+    _, strategy, compiler = make((4, 4, 4), lambda graph, inputs: graph.forward, beside=10)
+    run(strategy, torch.randn(5, 4))
+    assert compiler.find_changing_shapes(strategy.process) == []
 
 
 def test_what_cannot_be_compiled_trains_as_it_is():

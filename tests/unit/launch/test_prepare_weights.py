@@ -32,5 +32,5 @@ def test_missing_weights_are_a_warning_in_a_plan_and_an_error_in_training(tmp_pa
     assert [f.slug for f in raised.value.findings if f.severity == "error"] == ["no-base"]
 
 
-def trace_recipe_of(spec, options, compiled):
-    return trace_recipe(spec, options, compiled=compiled)
+def trace_recipe_of(spec, options, precisions):
+    return trace_recipe(spec, options, precisions)

@@ -34,6 +34,7 @@ TRACE = Trace(
     metric_mode="max",
     operators={"fp32": [OPERATOR]},
 )
+CODE = ("fp32", "bf16+compiled")
 
 
 class Asked:
@@ -42,7 +43,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options, compiled=(), launcher=None):
+    def __call__(self, spec, options, precisions=(), launcher=None):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
@@ -78,7 +79,7 @@ def test_an_answer_is_remembered_whole_and_says_so(recipe):
     assert "less than a minute" in finding.what
     assert recall(recipe, {"width": 4})[0].options["width"] == 4, "other options"
     assert asked.times == 2
-    recall(recipe, {"width": 4}, ("bf16",))
+    recall(recipe, {"width": 4}, CODE)
     assert asked.times == 3, "what is compiled is more than was asked before"
 
 
@@ -94,22 +95,22 @@ def test_training_asks_anew_but_not_about_compiled_code(recipe):
     """Which takes seconds; as long as the recipe itself computes the same."""
 
     class Compiling(Asked):
-        def __call__(self, spec, options, compiled=(), launcher=None):
-            self.compiled = compiled
+        def __call__(self, spec, options, precisions=(), launcher=None):
+            self.precisions = precisions
             trace, findings = super().__call__(spec, options)
-            code = {f"{name}+compiled": [OPERATOR] for name in compiled}
+            code = {name: [OPERATOR] for name in precisions if name.endswith("+compiled")}
             return replace(trace, operators={**trace.operators, **code}), findings
 
     asked = Compiling()
     fresh = remembering(asked, is_fresh=True)
-    first, _ = fresh(recipe, {}, ("bf16",))
-    assert asked.compiled == ("bf16",)
-    second, _ = fresh(recipe, {}, ("bf16",))
-    assert asked.compiled == () and second.operators == first.operators
+    first, _ = fresh(recipe, {}, CODE)
+    assert asked.precisions == CODE
+    second, _ = fresh(recipe, {}, CODE)
+    assert asked.precisions == ("fp32",) and second.operators == first.operators
     assert second.data_fingerprint == "look 2", "the data are looked at"
     asked.trace = replace(TRACE, operators={"fp32": [OPERATOR._replace(times=9)]})
-    third, _ = fresh(recipe, {}, ("bf16",))
-    assert asked.compiled == ("bf16",) and third.operators["fp32"][0].times == 9
+    third, _ = fresh(recipe, {}, CODE)
+    assert asked.precisions == CODE and third.operators["fp32"][0].times == 9
 
 
 def edit_recipe(folder, monkeypatch):

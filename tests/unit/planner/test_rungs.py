@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.planner.compiled import as_compiled, compile_seconds, compiled_precisions
+from phalanx.planner.compiled import as_compiled, compile_seconds
 from phalanx.planner.footprint import Line
 from phalanx.planner.operators import Operator
 from phalanx.planner.rungs import channels_last_pays
@@ -127,11 +127,3 @@ def test_cudnn_searches_where_that_is_repaid(solve):
     ):
         plan, _ = solve("8xa100", trace=facts, **{**keys, **other})
         assert plan.cudnn_search.value == "off", other
-
-
-def test_only_what_may_be_compiled_is_traced(make_job):
-    assert compiled_precisions(make_job(), has_cuda=True) == ("bf16",)
-    assert compiled_precisions(make_job(precision="tf32"), has_cuda=True) == ("fp32",)
-    assert compiled_precisions(make_job(), has_cuda=False) == ()
-    assert compiled_precisions(make_job(fast="off"), has_cuda=True) == ()
-    assert compiled_precisions(make_job(fast="off", compile="on"), has_cuda=False) != ()
