@@ -109,6 +109,19 @@ def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path, unbroken):
 
 
 @pytest.mark.full
+def test_a_killed_command_leaves_no_rank_that_hangs(tmp_path):
+    write_job(tmp_path, steps=100_000)
+    process = start("train", "job.yaml", cwd=tmp_path)
+    run = wait_for_step(process, tmp_path, 20)
+    family = psutil.Process(process.pid).children(recursive=True)
+    kill(rank_pids(run)[1], signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(family, timeout=200)
+    assert not [child for child in family if is_alive(child.pid)]
+
+
+@pytest.mark.full
 def test_a_second_supervisor_is_refused(tmp_path):
     write_job(tmp_path, steps=100_000)
     process = start("train", "job.yaml", cwd=tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from phalanx.cli import console
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.prepare import Prepared, open_run, replanned
@@ -55,7 +56,7 @@ def run_prepared(
                 prepared.plan,
                 launcher=launcher,
                 max_restarts=prepared.job.max_restarts,
-                hang=prepared.job.hang,
+                watch=watch_for(prepared.job, prepared.plan),
                 tensorboard=prepared.job.logging.tensorboard,
                 on_event=view.take,
                 on_plan=view.use_plan,

@@ -34,10 +34,11 @@ from phalanx.engine.rendezvous import FreshRendezvous, RankRequest
 from phalanx.engine.stacks import collect_stacks
 from phalanx.run.channel import Channel
 from phalanx.run.directory import RunDirectory
-from phalanx.run.heartbeat import Board
+from phalanx.run.heartbeat import Board, Phase
 
 _POLL_S = 0.05
 _BEATS_S = 0.5
+_ALONE_S, _ALONE_SAVING_S = 60.0, 600.0  # silence of ranks whose command is gone
 _SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
 
 
@@ -134,7 +135,7 @@ class RankAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listen(_POLL_S)
         self._reap()
-        self._tell_beats()
+        self._look_at_beats()
         if any(self._codes.values()):
             self._ended = self._children.keys() - self._codes.keys()
             self._end()
@@ -161,14 +162,19 @@ class RankAgent(SimpleElasticAgent):
             if self._codes.get(worker.global_rank)
         }
 
-    def _tell_beats(self) -> None:
+    def _look_at_beats(self) -> None:
         """Tell the command where the ranks are, now and then, and never wait for it: what it has
-        not read is soon old."""
-        beats = self._board.read()
-        if time.monotonic() - self._told_beats < _BEATS_S or self._is_left_alone:
+        not read is soon old. When it is gone, nobody judges ranks that hang: they are ended."""
+        running = [beat for beat in self._board.read() if beat.rank not in self._codes]
+        if self._is_left_alone:
+            is_saving = any(beat.phase is Phase.SAVE for beat in running)
+            limit_s = _ALONE_SAVING_S if is_saving else _ALONE_S
+            if running and all(beat.silent_s > limit_s for beat in running):
+                self._signal(signal.SIGKILL)
+            return
+        if time.monotonic() - self._told_beats < _BEATS_S:
             return
         self._told_beats = time.monotonic()
-        running = [beat for beat in beats if beat.rank not in self._codes]
         with suppress(EOFError):  # it is gone, which is noticed where it is listened to
             if self._channel.can_send:
                 self._channel.send({"beats": [beat.to_json() for beat in running]})

@@ -31,6 +31,7 @@ from phalanx.engine.telemetry import SpeedMeter, memory_bytes
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
+from phalanx.run.heartbeat import Part
 
 
 @dataclass
@@ -129,7 +130,9 @@ class Loop:
     def _log(
         self, result: StepResult, consumed: int, meter: SpeedMeter
     ) -> Iterator[tuple[str, dict[str, Any]]]:
+        HEART.at(Part.READ)
         terms = self._read_losses(result)
+        HEART.at(Part.AGREE)
         loss = sum(terms.values())
         norm = result.grad_norm
         yield (

@@ -11,6 +11,7 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.job.schema import Hang
 from phalanx.launch.calibrations import store_calibration
+from phalanx.launch.hang import HangWatch
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare
@@ -123,7 +124,7 @@ def _bench(
                 plan,
                 launcher=launcher,
                 max_restarts=0,
-                hang=Hang(after_s=None),
+                watch=HangWatch(Hang(after_s=None)),
                 tensorboard=False,
                 on_event=heard.take,
             ).run()

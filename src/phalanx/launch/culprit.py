@@ -108,7 +108,7 @@ def _is_waiting(beat: Beat, witness: Witness | None) -> bool:
     said = None if witness is None else witness.is_in_exchange
     if said is not None:
         return said
-    return beat.phase is Phase.STEP and beat.part in (Part.BACKWARD, Part.AGREE)
+    return beat.phase is Phase.STEP and beat.part in (Part.BACKWARD, Part.AGREE, Part.READ)
 
 
 def _place(beat: Beat, witness: Witness | None) -> str:

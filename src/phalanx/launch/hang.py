@@ -7,7 +7,6 @@ evaluates or compiles within its limit, those that wait for it are excused.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +16,9 @@ from typing import Any
 
 from phalanx.errors import Finding, format_seconds
 from phalanx.job.schema import Hang as Limits
+from phalanx.job.schema import Job
 from phalanx.launch.culprit import Witness, find_culprit
+from phalanx.planner.plan import Plan
 from phalanx.run.heartbeat import Beat, Part, Phase
 
 _LEAST_S = 60.0
@@ -36,18 +37,30 @@ class Hung:
     limit_reason: str
 
 
+def watch_for(job: Job, plan: Plan) -> HangWatch:
+    """The watch over the ranks of a job."""
+    is_ahead = plan.device.value != "cpu"
+    return HangWatch(job.hang, steps_ahead=job.logging.every if is_ahead else 1)
+
+
 class HangWatch:
     """Learns how long steps take, and says when a group hangs."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, steps_ahead: int = 1) -> None:
+        """`steps_ahead`: how many steps a rank may have handed to its GPU before it reads a loss,
+        and so waits for all of them; 1 on a CPU."""
         self._limits = limits
-        self._times: deque[float] = deque(maxlen=_REMEMBERED)
+        self._steps_ahead = steps_ahead
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
         self._last: tuple[int, float] | None = None
 
     @property
     def step_s(self) -> float | None:
-        """How long a step takes, the median of what was seen."""
-        return statistics.median(self._times) if self._times else None
+        """How long a step takes, by the last ones seen. All of them together: a host that runs
+        ahead of its GPU does many at once, and then none for a while."""
+        if not self._seen:
+            return None
+        return sum(seconds for seconds, _ in self._seen) / sum(steps for _, steps in self._seen)
 
     def new_attempt(self) -> None:
         """Steps take as long as before; counting them begins again."""
@@ -70,10 +83,10 @@ class HangWatch:
     def limit_of(self, beat: Beat) -> tuple[float, str]:
         """How long this rank may be silent where it is, and why."""
         limits, phase = self._limits, beat.phase
-        if phase is Phase.STEP and beat.step - beat.first_step < _WARM_STEPS:
+        if phase is Phase.STEP and not self._is_warm(beat):
             phase = Phase.COMPILE
         if phase is Phase.STEP:
-            own = self._step_limit()
+            own = self._step_limit(self._steps_ahead if beat.part is Part.READ else 1)
             if beat.part is Part.DATA and own[0] < limits.data_s:
                 return limits.data_s, "hang.data_s"
             return own
@@ -86,15 +99,23 @@ class HangWatch:
         }[phase]
         return getattr(limits, name), f"hang.{name}"
 
-    def _step_limit(self) -> tuple[float, str]:
+    def _is_warm(self, beat: Beat) -> bool:
+        """Whether a step now takes what steps take. On a GPU that is known once it was waited
+        for."""
+        is_known = self._steps_ahead == 1 or beat.seconds[Part.READ] > 0
+        return is_known and beat.step - beat.first_step >= _WARM_STEPS
+
+    def _step_limit(self, steps: int) -> tuple[float, str]:
         step_s, after = self.step_s, self._limits.after_s
         if after != "auto":
             assert after is not None
             return after, "hang.after_s"
-        learned = _TIMES * step_s if step_s is not None else 0.0
+        learned = _TIMES * steps * step_s if step_s is not None else 0.0
         if learned > _LEAST_S:
             assert step_s is not None
-            return learned, f"{_TIMES:.0f} times a step, which takes {format_seconds(step_s)}"
+            ahead = "" if steps == 1 else f", and the GPU may have {steps} of them left to do"
+            takes = f"{_TIMES:.0f} times a step, which takes {format_seconds(step_s)}"
+            return learned, takes + ahead
         return _LEAST_S, "the least for a step"
 
     def _learn(self, beats: Mapping[int, Beat]) -> None:
@@ -106,7 +127,9 @@ class HangWatch:
         if self._last is None or step < self._last[0]:
             self._last = step, now
         elif step > self._last[0]:
-            self._times.append((now - self._last[1]) / (step - self._last[0]))
+            first = max(beat.first_step for beat in beats.values())
+            if self._last[0] - first >= _WARM_STEPS:
+                self._seen.append((now - self._last[1], step - self._last[0]))
             self._last = step, now
 
 

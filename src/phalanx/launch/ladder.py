@@ -15,6 +15,7 @@ from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.job import Override
 from phalanx.job.schema import Hang
 from phalanx.job.values import Interval
+from phalanx.launch.hang import HangWatch
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run
@@ -149,7 +150,7 @@ class _Runs:
                 plan,
                 launcher=self._launcher,
                 max_restarts=0,
-                hang=Hang(after_s=None),
+                watch=HangWatch(Hang(after_s=None)),
                 tensorboard=False,
                 on_event=seen.take,
             ).run()

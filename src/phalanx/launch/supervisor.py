@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.job.schema import Devices, Hang
+from phalanx.job.schema import Devices
 from phalanx.launch import outcomes
 from phalanx.launch.agent import RankGroup
 from phalanx.launch.compared import keep_comparison
@@ -53,7 +53,7 @@ class Supervisor:
         *,
         launcher: Launcher,
         max_restarts: int,
-        hang: Hang,
+        watch: HangWatch,
         tensorboard: bool,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
@@ -75,7 +75,7 @@ class Supervisor:
         self._replan = replan
         self._asked: list[signal.Signals] = []
         self._group: RankGroup | NodesGroup | None = None
-        self._watch = HangWatch(hang)
+        self._watch = watch
         self._stragglers = StragglerWatch(plan)
         self._hung: Finding | None = None
         self._saved_step: int | None = None

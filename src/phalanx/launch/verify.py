@@ -15,6 +15,7 @@ from phalanx.diagnose.recording import Recording, read_recording
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
+from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare, resolve_source
@@ -237,7 +238,7 @@ class _Runs:
                 side.plan,
                 launcher=self._launcher,
                 max_restarts=side.job.max_restarts,
-                hang=side.job.hang,
+                watch=watch_for(side.job, side.plan),
                 tensorboard=False,
                 on_event=self._take,
             ).run()

@@ -46,6 +46,9 @@ class Part(IntEnum):
     BACKWARD = 4
     """Also exchanges gradients, so it may wait for the others."""
     UPDATE = 5
+    READ = 6
+    """Reads the loss to log it: waits until the device has done all steps that it was given, and
+    for the others."""
 
 
 _TIME, _PHASE, _PART, _STEP, _FIRST, _SUMS = range(6)
@@ -95,7 +98,10 @@ class Beat:
             Part.FORWARD: "the forward",
             Part.BACKWARD: "the backward",
             Part.UPDATE: "the update",
+            Part.READ: "reading the loss",
         }
+        if self.part is Part.READ:
+            return f"{parts[self.part]} after {self.step} steps"
         return f"{parts.get(self.part, 'the beginning')} of step {self.step + 1}"
 
 

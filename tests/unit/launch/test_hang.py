@@ -63,22 +63,37 @@ def test_a_rank_that_is_over_is_not_waited_for():
     assert watch.look(group(over, over)) is None
 
 
+def taught(watch, seconds, monkeypatch):
+    """A watch that has seen steps take so long; the first ones teach nothing."""
+    clock = [0.0]
+    monkeypatch.setattr(hang.time, "monotonic", lambda: clock[0])
+    for step, passed in enumerate([500.0] * 3 + seconds):
+        watch.look(group({"step": step}))
+        clock[0] += passed
+    watch.look(group({"step": 3 + len(seconds)}))
+    return watch
+
+
 def test_the_limit_is_a_minute_or_five_steps_as_they_were(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(hang.time, "monotonic", lambda: now)
-    watch = HangWatch(Hang())
+    assert HangWatch(Hang()).limit_of(BEAT)[0] == 60
+    watch = taught(HangWatch(Hang()), [1.0, 1.0, 1.0, 13.0], monkeypatch)
+    assert watch.step_s == 4.0
     assert watch.limit_of(BEAT)[0] == 60
-    steps = [1.0, 1.0, 1.0, 40.0, 1.0]  # one evaluation in between
-    for step, seconds in enumerate(steps):
-        watch.look(group({"step": 100 + step}))
-        now += seconds
-    assert watch.step_s == 1.0
-    assert watch.limit_of(BEAT)[0] == 60
-    watch = HangWatch(Hang())
-    for step in range(6):
-        watch.look(group({"step": 100 + step}))
-        now += 30.0
+    watch = taught(HangWatch(Hang()), [30.0] * 6, monkeypatch)
     assert watch.limit_of(BEAT) == (150, "5 times a step, which takes 30 s")
+
+
+def test_a_rank_that_waits_for_its_gpu_has_many_steps_to_wait_for(monkeypatch):
+    reading = replace(BEAT, part=Part.READ)
+    fresh = HangWatch(Hang(), steps_ahead=10)
+    assert fresh.limit_of(reading)[0] == 3600, "nobody knows yet what a step takes there"
+    assert fresh.limit_of(BEAT)[0] == 3600
+    waited = tuple(3.0 if part is Part.READ else 0.0 for part in Part)
+    reading, other = replace(reading, seconds=waited), replace(BEAT, seconds=waited)
+    watch = taught(HangWatch(Hang(), steps_ahead=10), [20.0] * 6, monkeypatch)
+    assert watch.limit_of(reading)[0] == 1000
+    assert watch.limit_of(other)[0] == 100
+    assert HangWatch(Hang()).limit_of(replace(BEAT, part=Part.READ))[0] == 60, "on a CPU"
 
 
 def test_watching_can_be_turned_off():
