@@ -137,7 +137,6 @@ class RankAgent(SimpleElasticAgent):
         self._reap()
         self._look_at_beats()
         if any(self._codes.values()):
-            self._ended = self._children.keys() - self._codes.keys()
             self._end()
             return RunResult(WorkerState.FAILED, failures=self._failures(worker_group))
         if len(self._codes) == len(self._children):
@@ -228,17 +227,22 @@ class RankAgent(SimpleElasticAgent):
                 os.kill(child.pid, number)
 
     def _end(self) -> None:
-        """End what still runs; a second Ctrl-C is heard meanwhile."""
+        """End what still runs; a second Ctrl-C is heard meanwhile. Who dies of another signal than
+        was sent here died by itself: a killed process lets go of its connections first, so its
+        peers may be gone before it is."""
         self._reap()
-        if not self._running():
+        asked = self._children.keys() - self._codes.keys()
+        if not asked:
             return
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUTDOWN_S
         while self._running():
             self._listen(_POLL_S)
             if time.monotonic() > deadline:
+                self._ended |= self._children.keys() - self._codes.keys()
                 self._signal(signal.SIGKILL)
             self._reap()
+        self._ended |= {rank for rank in asked if self._codes[rank] == -signal.SIGTERM}
 
     @contextmanager
     def _noticing_sigterm(self) -> Iterator[None]:
