@@ -62,20 +62,6 @@ NODE = "NodeName={name} NodeAddr={address} CPUs=16 RealMemory=64000 Gres=gpu:pre
 Feature=tiny State=UNKNOWN"
 
 
-@pytest.fixture
-def hosts():
-    """Two hosts joined by a network."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    made = Hosts(2)
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """Brings the cluster up: the path of its slurm.conf."""

@@ -115,6 +115,19 @@ KINDS: dict[str, dict[str, str]] = {
         "reason": "the slug of the Finding that says it, and why",
     },
     "compared": {"rungs": "what gave the gradients of the recipe as it is written"},
+    "hang": {
+        "rank": "the rank that the others wait for, or null",
+        "because": "what says that it is this one",
+        "phase": "where it is: start, compile, step, evaluate, save or export",
+        "part": "and within a step: data, agree, forward, backward or update",
+        "step": "optimizer steps it has done",
+        "place": "the same in words",
+        "line": "file, line and function it is at, or null when it did not answer",
+        "silent_s": "how long it had not moved",
+        "limit_s": "how long it may",
+        "limit_reason": "where that limit is from: a job key, or what a step takes",
+        "file": "where every rank was: stacks, state, collectives",
+    },
     "stop": {"reason": "why the run is asked to stop early"},
     "revision": {
         "revision": "plan revision from here on; the next attempt reads it",
@@ -133,6 +146,8 @@ KINDS: dict[str, dict[str, str]] = {
         "status": "finished, stopped, failed or killed",
         "step": "optimizer steps done",
         "phase": "where it failed: start, settle, step, evaluate or save; null otherwise",
+        "from_outside": "what ended it from outside, so that another start may help: `loader` "
+        "(a loader process was killed), `connection` (to another rank); else null",
         "memory": "when memory ran out: device, tried_bytes, free_bytes, total_bytes, idle_bytes",
         "reason": "in words",
         "findings": "what is wrong, when it failed",
