@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint static fix ranks gpu peers bench docs clean
+.PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench docs clean
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint    format, lint, types, spelling, contract tests"
 	@echo "make fix     format and apply safe lint fixes"
 	@echo "make ranks   only the tests that start several ranks"
+	@echo "make faults  break runs in every known way, and write the report"
 	@echo "make gpu     only the tests that need a GPU"
 	@echo "make bench   benchmarks that need no GPU, the peers included"
 	@echo "make peers   make $(PEERS) with the tools that Phalanx is measured beside"
@@ -79,6 +80,10 @@ fix: setup
 
 ranks: setup
 	$(PYTEST) -m ranks tests
+
+# The whole fault suite, one test at a time; a table goes to benchmarks/results.
+faults: setup
+	$(BIN)/python benchmarks/faults.py --write
 
 gpu: setup
 	$(PYTEST) tests/gpu

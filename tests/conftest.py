@@ -2,7 +2,8 @@
 
 The folder says what a test needs: `contract` the source alone, `unit` one module, `cli` the command
 line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a built-in recipe,
-`cluster` a Slurm and `remote` an sshd, which they bring up themselves.
+`faults` a run that is broken on purpose, `cluster` a Slurm and `remote` an sshd, which they bring
+up themselves.
 A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 """
 
@@ -18,6 +19,8 @@ import filelock
 import hypothesis
 import pytest
 
+from tests.cluster.hosts import Hosts, why_not
+
 # How long an example takes is the machine's business: tests measure no time.
 hypothesis.settings.register_profile("phalanx", deadline=None)
 hypothesis.settings.load_profile("phalanx")
@@ -31,6 +34,7 @@ _FOLDERS = {
     "ranks": "starts several ranks; at most two such tests run at a time",
     "gpu": "needs a GPU",
     "recipes": "trains a built-in recipe",
+    "faults": "breaks a run on purpose",
     "cluster": "brings up a Slurm of its own",
     "remote": "brings up an sshd of its own",
 }
@@ -65,7 +69,11 @@ def pytest_itemcollected(item):
     folder = item.path.relative_to(_HERE).parts[0]
     if folder in _FOLDERS:
         item.add_marker(folder)
-    if folder in ("cluster", "remote"):  # one is enough; its jobs are ranks that commands start
+    if folder in (
+        "cluster",
+        "faults",
+        "remote",
+    ):  # one is enough; its jobs are ranks that commands start
         item.add_marker(pytest.mark.ranks)
     if item.get_closest_marker("ranks"):
         # Ranks share the cores. Those of the pool compute, those of commands mostly start up: one
@@ -116,6 +124,20 @@ def _take_over(asked, cache):
     for kind in ("torch", "traces"):
         shutil.copytree(asked / kind, cache / kind)
     (cache / "models").symlink_to(asked / "models")
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts joined by a network."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    made = Hosts(2)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,6 +29,8 @@ class ExitCode(IntEnum):
     """The ranks could not be started."""
     STOPPED = 75
     """Stopped early with a checkpoint saved: safe to requeue (EX_TEMPFAIL of sysexits.h)."""
+    CRASH_LOOP = 93
+    """Ranks died or hung again and again without a newer checkpoint: not to be requeued."""
     INTERRUPTED = 130
     """Interrupted by a second Ctrl-C (128 + SIGINT)."""
 

@@ -50,26 +50,16 @@ PropagateResourceLimits=NONE
 GresTypes=gpu
 ReturnToService=2
 KillWait=20
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=00:30:00 State=UP
+PartitionName=urgent Nodes=ALL MaxTime=00:30:00 State=UP PriorityTier=9
+PartitionName=spare Nodes=ALL MaxTime=00:30:00 State=UP GraceTime=60
 """
 NODE = "NodeName={name} NodeAddr={address} CPUs=16 RealMemory=64000 Gres=gpu:pretended:8 \
 Feature=tiny State=UNKNOWN"
-
-
-@pytest.fixture
-def hosts():
-    """Two hosts joined by a network."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    made = Hosts(2)
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
+from tests.cluster.commands import DEADLINE_S, PORT, Commands, pid_of, steps, wait_for
 from tests.ranks.runs import assert_same_bits, outcomes
 
 # Waits at chosen steps until the test goes on, so that it is caught in the middle.
@@ -46,8 +45,6 @@ evaluate: {every: null}
 logging: {every: 1, tensorboard: false}
 """
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
-PORT = 29500
-DEADLINE_S = 240
 
 
 @pytest.fixture
@@ -58,65 +55,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Commands:
-    """Commands on hosts, ended when the test is."""
-
-    def __init__(self, hosts, folder):
-        self._hosts = hosts
-        self._folder = folder
-        self._children = []
-
-    def start(self, host, *argv, verb="train", rendezvous=None, nodes=2):
-        """Start a command on a host."""
-        rendezvous = rendezvous or f"{self._hosts.address(0)}:{PORT}"
-        words = ["-m", "phalanx", verb, "--nodes", nodes, "--rendezvous", rendezvous, *argv]
-        log = self._folder / f"said-{len(self._children)}"
-        with log.open("wb") as file:
-            child = subprocess.Popen(
-                self._hosts.argv(host, sys.executable, *words),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        child.said = log.read_text
-        self._children.append(child)
-        return child
-
-    def close(self):
-        for child in self._children:
-            child.kill()
-            child.wait()
-
-    @property
-    def said(self):
-        return "\n".join(child.said() for child in self._children)
-
-
 @pytest.fixture
 def commands(hosts, folder):
     made = Commands(hosts, folder)
     yield made
     made.close()
-
-
-def wait_for(is_done, commands):
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_done():
-        assert time.monotonic() < deadline, commands.said
-        time.sleep(0.1)
-
-
-def steps(run):
-    if not run.events.is_dir():
-        return []
-    return [event.data["step"] for event in read_events(run.events) if event.kind == "step"]
-
-
-def pid_of(run, rank):
-    """The newest process of a rank."""
-    found = [e for e in read_events(run.events) if e.kind == "start" and e.data["rank"] == rank]
-    return found[-1].data["pid"]
 
 
 def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, commands):
@@ -155,7 +98,8 @@ def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, c
 def test_a_lost_node_ends_the_run_on_all(hosts, folder, commands, lost):
     (folder / "held").touch()
     run = RunDirectory(folder / "runs" / "lost")
-    both = [commands.start(host, "job.yaml", "--name", "lost") for host in (0, 1)]
+    argv = ["job.yaml", "--name", "lost", "devices.node_wait_s=0"]
+    both = [commands.start(host, *argv) for host in (0, 1)]
     wait_for(lambda: len(steps(run)) >= 3, commands)
     pids = [pid_of(run, rank) for rank in (0, 1)]
     if lost == "cable":

@@ -126,10 +126,11 @@ def test_ranks_listen_on_loopback_only_and_a_second_supervisor_is_refused(tmp_pa
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
     run = wait_for_step(process, tmp_path, 5)
+    command = psutil.Process(process.pid)
     listening = [
         connection.laddr.ip
-        for pid in (process.pid, *rank_pids(run).values())
-        for connection in psutil.Process(pid).net_connections(kind="inet")
+        for member in (command, *command.children(recursive=True))
+        for connection in member.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     before = run.plan_file.read_text()

@@ -9,9 +9,10 @@ from pathlib import Path
 from phalanx.cli import console
 from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
+from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import Nodes
-from phalanx.launch.prepare import Prepared, open_run
+from phalanx.launch.prepare import Prepared, open_run, replanned
 from phalanx.launch.supervisor import Supervisor
 from phalanx.run.directory import RunDirectory
 
@@ -55,10 +56,13 @@ def run_prepared(
                 prepared.plan,
                 launcher=launcher,
                 max_restarts=prepared.job.max_restarts,
+                watch=watch_for(prepared.job, prepared.plan),
                 tensorboard=prepared.job.logging.tensorboard,
                 on_event=view.take,
                 on_plan=view.use_plan,
                 nodes=nodes,
+                devices=prepared.job.devices,
+                replan=lambda machine, plan: replanned(prepared, machine, plan),
             ).run()
     if prepared.prepare_anew is not None and any(
         f.slug == "plan-outdated" for f in outcome.findings

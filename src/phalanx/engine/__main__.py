@@ -31,8 +31,10 @@ def main(argv: list[str]) -> int:
 
         serve(int(argv[1]))
         return 0
+    from phalanx.engine.heart import HEART
     from phalanx.engine.rank import run_rank
 
+    HEART.write_where_asked()
     return run_rank(Path(argv[0]), int(os.environ.get("PHALANX_ATTEMPT", "0")))
 
 

@@ -31,9 +31,14 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from phalanx.engine.forked import ForkedRank
 from phalanx.engine.rendezvous import FreshRendezvous, RankRequest
+from phalanx.engine.stacks import collect_stacks
 from phalanx.run.channel import Channel
+from phalanx.run.directory import RunDirectory
+from phalanx.run.heartbeat import Board, Phase
 
 _POLL_S = 0.05
+_BEATS_S = 0.5
+_ALONE_S, _ALONE_SAVING_S = 60.0, 600.0  # silence of ranks whose command is gone
 _SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must go
 
 
@@ -55,14 +60,25 @@ class RankAgent(SimpleElasticAgent):
         self._channel = channel
         self._children: dict[int, ForkedRank | subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
+        self._ended: set[int] = set()
         self._is_left_alone = False
         self._are_peers_over = request.nodes == 1
+        first = request.node * request.ranks
+        self._board = Board(range(first, first + request.ranks))
+        self._told_beats = time.monotonic()
 
-    def watch(self) -> list[tuple[int, int]]:
-        """Run the ranks to their end: rank and exit code of each that failed."""
-        with self._noticing_sigterm():
-            result = self.run()
-        return [(rank, failure.exitcode) for rank, failure in result.failures.items()]
+    def watch(self) -> list[tuple[int, int, bool]]:
+        """Run the ranks to their end: rank and exit code of each that failed, and whether it was
+        ended because another had."""
+        try:
+            with self._noticing_sigterm():
+                result = self.run()
+        finally:
+            self._board.close()
+        return [
+            (rank, failure.exitcode, rank in self._ended)
+            for rank, failure in result.failures.items()
+        ]
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -90,28 +106,36 @@ class RankAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._request.nodes > 1 and self._request.node == 0:
             self._channel.send({"store": worker_group.master_port})
-        for worker in worker_group.workers:
+        for index, worker in enumerate(worker_group.workers):
             # A user's own setting wins over torch's for NCCL, and the agent's over all others.
             environment = {
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
                 **self._request.environment,
                 **_variables(worker, worker_group),
             }
-            self._children[worker.global_rank] = self._start(environment)
+            self._children[worker.global_rank] = self._start(environment, index)
         if self._is_left_alone:  # while they were started
             self._signal(signal.SIGTERM)
         self._channel.send({"started": [child.pid for child in self._children.values()]})
         return {worker.local_rank: worker.global_rank for worker in worker_group.workers}
 
-    def _start(self, environment: dict[str, str]) -> ForkedRank | subprocess.Popen[bytes]:
+    def _start(
+        self, environment: dict[str, str], index: int
+    ) -> ForkedRank | subprocess.Popen[bytes]:
+        request, board = self._request, self._board
         if can_fork():
-            return ForkedRank(self._request.run, self._request.attempt, environment)
-        command = [sys.executable, "-u", "-m", "phalanx.engine", str(self._request.run)]
-        return subprocess.Popen(command, env=environment, start_new_session=True)
+            return ForkedRank(request.run, request.attempt, environment, board.cells(index))
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", "phalanx.engine", str(request.run)],
+            env={**environment, **board.environment(index)},
+            pass_fds=[board.descriptor],
+            start_new_session=True,
+        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listen(_POLL_S)
         self._reap()
+        self._look_at_beats()
         if any(self._codes.values()):
             self._end()
             return RunResult(WorkerState.FAILED, failures=self._failures(worker_group))
@@ -136,6 +160,28 @@ class RankAgent(SimpleElasticAgent):
             for worker in worker_group.workers
             if self._codes.get(worker.global_rank)
         }
+
+    def _look_at_beats(self) -> None:
+        """Tell the command where the ranks are, now and then, and never wait for it: what it has
+        not read is soon old. When it is gone, nobody judges ranks that hang: they are ended."""
+        running = [beat for beat in self._board.read() if beat.rank not in self._codes]
+        if self._is_left_alone:
+            is_saving = any(beat.phase is Phase.SAVE for beat in running)
+            limit_s = _ALONE_SAVING_S if is_saving else _ALONE_S
+            if running and all(beat.silent_s > limit_s for beat in running):
+                self._signal(signal.SIGKILL)
+            return
+        if time.monotonic() - self._told_beats < _BEATS_S:
+            return
+        self._told_beats = time.monotonic()
+        with suppress(EOFError):  # it is gone, which is noticed where it is listened to
+            if self._channel.can_send:
+                self._channel.send({"beats": [beat.to_json() for beat in running]})
+
+    def _tell_stacks(self) -> None:
+        pids = {rank: c.pid for rank, c in self._children.items() if rank not in self._codes}
+        with suppress(EOFError):
+            self._channel.send({"stacks": collect_stacks(RunDirectory(self._request.run), pids)})
 
     def _running(self) -> list[ForkedRank | subprocess.Popen[bytes]]:
         return [child for rank, child in self._children.items() if rank not in self._codes]
@@ -162,6 +208,8 @@ class RankAgent(SimpleElasticAgent):
             return
         if "peers" in record or record.get("signal") == signal.SIGKILL:
             self._are_peers_over = True
+        if "stacks" in record:
+            self._tell_stacks()
         if "signal" in record:
             self._signal(signal.Signals(record["signal"]))
 
@@ -179,17 +227,22 @@ class RankAgent(SimpleElasticAgent):
                 os.kill(child.pid, number)
 
     def _end(self) -> None:
-        """End what still runs; a second Ctrl-C is heard meanwhile."""
+        """End what still runs; a second Ctrl-C is heard meanwhile. Who dies of another signal than
+        was sent here died by itself: a killed process lets go of its connections first, so its
+        peers may be gone before it is."""
         self._reap()
-        if not self._running():
+        asked = self._children.keys() - self._codes.keys()
+        if not asked:
             return
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUTDOWN_S
         while self._running():
             self._listen(_POLL_S)
             if time.monotonic() > deadline:
+                self._ended |= self._children.keys() - self._codes.keys()
                 self._signal(signal.SIGKILL)
             self._reap()
+        self._ended |= {rank for rank in asked if self._codes[rank] == -signal.SIGTERM}
 
     @contextmanager
     def _noticing_sigterm(self) -> Iterator[None]:

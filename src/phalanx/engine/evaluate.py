@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from phalanx.engine.data import Fetcher, Request, move
+from phalanx.engine.heart import HEART
 from phalanx.engine.loader import Loader
 from phalanx.engine.memory import during
 from phalanx.engine.strategies.base import Strategy
@@ -104,6 +105,7 @@ class Evaluator:
         precision = self._strategy.precision
         with torch.no_grad():
             for index, micro_batch in enumerate(self._loader):
+                HEART.beat()
                 batch = precision.convert_batch(move(micro_batch.batch, self._process.device))
                 with precision.autocast():
                     values = self._strategy.evaluate(batch)

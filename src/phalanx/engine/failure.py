@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
 from phalanx.engine.memory import find_shortage, place_of, shortage_finding
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory
+
+# gloo and NCCL, of a peer that is gone.
+_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|No route to host"
+    r"|Timed out waiting \d+ms for (send|recv) operation|Socket Timeout|Gloo connectFullMesh failed"
+    r"|remote process exited or there was a network error|[Cc]onnection was likely closed"
+    r"|NCCL communicator was aborted|Application timeout caused pair closure"
+)
 
 
 def describe_failure(
@@ -22,7 +31,9 @@ def describe_failure(
     else:
         traceback.print_exception(error)
         shortage = find_shortage(error, device)
-        if shortage is None:
+        if _from_outside(error) == "loader":
+            findings = [_loader_finding(error, rank, run)]
+        elif shortage is None:
             findings = [_crash_finding(error, rank, run)]
         else:
             where = f"the {phase}" if step is None else f"the {phase} after {step} steps"
@@ -32,11 +43,32 @@ def describe_failure(
         "status": "failed",
         "step": step,
         "phase": phase,
+        "from_outside": _from_outside(error),
         "memory": shortage.to_json() if shortage is not None else None,
         "reason": findings[0].what,
         "findings": [finding.to_json() for finding in findings],
         "exit_code": int(exit_code),
     }
+
+
+def _from_outside(error: BaseException) -> str | None:
+    """What ended this rank from outside. A loader process that was killed takes its rank along; a
+    rank that is gone, or a cable, those that wait for it."""
+    text = str(error)
+    if "DataLoader worker" in text and ("killed by signal" in text or "exited unexpec" in text):
+        return "loader"
+    is_lost = isinstance(error, RuntimeError) and _LOST.search(text)
+    return "connection" if is_lost else None
+
+
+def _loader_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
+    return Finding(
+        slug="loader-killed",
+        what=f"rank {rank} lost a loader process: {str(error)[:400]}",
+        why="by the kernel when host memory or /dev/shm ran out, or by somebody's `kill`",
+        fix="fewer loader processes (`loader.workers=1`) or less held ready (`loader.prefetch=1`); "
+        f"`less {run.log_file(rank)}`",
+    )
 
 
 def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:

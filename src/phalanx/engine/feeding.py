@@ -11,6 +11,7 @@ from phalanx.engine.cadence import Cadence
 from phalanx.engine.copying import to_device
 from phalanx.engine.data import Feed, Fetcher, Request, name_samples
 from phalanx.engine.gathering import Gathering, is_gathered
+from phalanx.engine.heart import fetching
 from phalanx.engine.loader import Loader
 from phalanx.engine.process import Process, StopRequest
 from phalanx.job.schema import Job
@@ -61,7 +62,7 @@ def make_feed(
             pin=plan.pin_memory.value,
         )
         known = _weights_of_steps(batch, gathering.by_size, terms) if gathering.by_size else None
-        return make(gathering.gather(named), known_weights=known)
+        return make(fetching(gathering.gather(named)), known_weights=known)
     loader = Loader(
         fetcher,
         chain.from_iterable(named),
@@ -69,7 +70,7 @@ def make_feed(
         prefetch=prefetch,
         pin=plan.pin_memory.value,
     )
-    return make(to_device(iter(loader), process.device))
+    return make(fetching(to_device(iter(loader), process.device)))
 
 
 def _weights_of_steps(

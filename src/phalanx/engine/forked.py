@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from phalanx.engine.heart import HEART
 from phalanx.engine.process import StopRequest
 from phalanx.engine.rank import run_rank
 
@@ -24,13 +25,17 @@ _OPENBLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_thread
 class ForkedRank:
     """A rank that was forked from this process; to be waited for as a `Popen` is."""
 
-    def __init__(self, run: Path, attempt: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, run: Path, attempt: int, environment: dict[str, str], cells: memoryview[float]
+    ) -> None:
+        """`cells` is its place on the board of heartbeats."""
         parent = os.getpid()
         # Kept back in the rank until it listens to them: with one rank that was ended by a signal
         # and one that had heard it, the second would wait for the first.
         signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         self.pid = os.fork()
         if self.pid == 0:
+            HEART.write_to(cells)
             _be_rank(run, attempt, environment, parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, StopRequest.SIGNALS)
         self._code: int | None = None

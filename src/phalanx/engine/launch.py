@@ -7,6 +7,8 @@
     the same with {"node", "nodes", "address", "port"}, one of several nodes: node 0 first says
                                                   {"store"}, the port at which all ranks meet
     {"signal"}                                 -> sent to the ranks
+    meanwhile                                     {"beats"}: where each rank is, twice a second
+    {"stacks"}                                 -> {"stacks"}: where each is stuck
     {"peers"}                                  -> those of other nodes are over: the store may go
 
 Imports only: no operator of torch runs here and CUDA is not touched, so that a fork is a rank as

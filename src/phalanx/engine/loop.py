@@ -23,13 +23,15 @@ from phalanx.engine.evaluate import Evaluation, Evaluator
 from phalanx.engine.fast_path import say_dropped, take_graph
 from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
+from phalanx.engine.heart import HEART
 from phalanx.engine.skipped_steps import describe_skip, too_many_skips
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
-from phalanx.engine.telemetry import SpeedMeter, memory_bytes
+from phalanx.engine.telemetry import SpeedMeter, memory_bytes, memory_trouble
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
+from phalanx.run.heartbeat import Part
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Loop:
             # Only looked at: what is best is chosen among checkpoints, and there is none yet.
             yield from self._say_evaluation(self.evaluator.run(), is_best=False)
         meter = SpeedMeter(batch.consumed_after(self.counters.step))
+        step_done = HEART.step_done
         with Garbage() as garbage:
             for step in feed:
                 if step.must_save:
@@ -101,8 +104,10 @@ class Loop:
                     self.ended_because = "stopped"
                     self._save(is_best=False)
                     return
+                meter.wait(step.waited_s)
                 result = self.train_step.run(step)
                 self.counters.step = done = step.share.step + 1
+                step_done(done)
                 yield from say_dropped(take_graph(self.train_step, self.plan))
                 is_last = done == total
                 if done % self.job.logging.every == 0 or is_last:
@@ -141,9 +146,13 @@ class Loop:
     def _log(
         self, result: StepResult, consumed: int, meter: SpeedMeter
     ) -> Iterator[tuple[str, dict[str, Any]]]:
+        HEART.at(Part.READ)
         terms = self._read_losses(result)
+        HEART.at(Part.AGREE)
         loss = sum(terms.values())
         norm = result.grad_norm
+        device = self.strategy.process.device
+        retries, faults = memory_trouble(device)
         yield (
             "step",
             {
@@ -155,7 +164,10 @@ class Loop:
                 "lr": result.lr,
                 "grad_norm": float(norm) if norm is not None else None,
                 "samples_per_s": round(meter.read(consumed), 3),
-                "memory_bytes": memory_bytes(self.strategy.process.device),
+                "data_wait": round(meter.data_wait or 0.0, 4),
+                "memory_bytes": memory_bytes(device),
+                "alloc_retries": retries,
+                "major_faults": faults,
                 "loss_scale": self.loss_scale(),
             },
         )

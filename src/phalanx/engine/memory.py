@@ -14,8 +14,16 @@ from typing import Any
 
 import torch
 
+from phalanx.engine.heart import HEART
 from phalanx.errors import Finding, format_bytes
+from phalanx.run.heartbeat import Phase
 
+_PHASES = {
+    "settle": Phase.COMPILE,
+    "step": Phase.STEP,
+    "evaluate": Phase.EVALUATE,
+    "save": Phase.SAVE,
+}
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 2**10, "MB": 2**20}
 _UNITS |= {"GB": 2**30, "B": 1, "TiB": 2**40}
 _SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|[KMG]B|B)\b"
@@ -89,9 +97,11 @@ def shortage_finding(shortage: Shortage, *, rank: int, where: str, log: str) -> 
 
 @contextmanager
 def during(phase: str, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Note on an exception in which phase of the run it was raised; the innermost phase counts."""
+    """Say in which phase the run is, while it lasts, and note on an exception in which it was
+    raised; the innermost phase counts."""
     try:
-        yield
+        with HEART.during(_PHASES[phase]):
+            yield
     except Exception as error:
         if not hasattr(error, "phalanx_phase"):
             error.phalanx_phase = phase  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+from phalanx.engine.stacks import answer_when_asked
 from phalanx.run.directory import RunDirectory
 
 
@@ -18,6 +19,7 @@ def run_rank(run: Path, attempt: int) -> int:
         rank = int(os.environ.get("RANK", "0"))
         os.environ.setdefault("NCCL_DEBUG_FILE", str(RunDirectory(run).nccl_log(rank)))
     end_with_parent()
+    answer_when_asked()
     from phalanx.engine.worker import run_worker
 
     if run_worker(run, attempt=attempt):

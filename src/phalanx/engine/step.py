@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from phalanx.engine.data import ANY_TERM, MicroBatch, StepInput
+from phalanx.engine.heart import HEART
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
 from phalanx.engine.skipping import poisoned
@@ -25,6 +26,7 @@ from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import deal
 from phalanx.recipe.interface import Batch, Term
+from phalanx.run.heartbeat import Part
 
 if TYPE_CHECKING:
     from phalanx.engine.record import Recorder
@@ -105,6 +107,7 @@ class TrainStep:
         if not rounds:
             self._strategy.contribute_nothing()
         self._strategy.after_step(step.share.num_slots, result)
+        HEART.at(Part.UPDATE)
         result.grad_norm = self._strategy.update(self._late_divisor(result))
         if self.recorder is not None:
             self.recorder.step(step.share.step, lr, step.weights)
@@ -130,6 +133,7 @@ class TrainStep:
         return result.sums
 
     def _backward(self, step: int, micro_batch: MicroBatch, result: StepResult) -> None:
+        HEART.at(Part.FORWARD)
         seed = dropout_seed(self._seed, step, micro_batch.slot)
         torch.default_generator.manual_seed(seed)
         self._seed_device(seed)
@@ -138,6 +142,7 @@ class TrainStep:
         with precision.autocast():
             terms = self._loss(micro_batch, batch)
             objective, gradient = self._objective(terms, result)
+        HEART.at(Part.BACKWARD)
         self._strategy.backward(objective, gradient)
 
     def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:

@@ -17,11 +17,13 @@ from phalanx.engine.exporting import export_final
 from phalanx.engine.failure import describe_failure
 from phalanx.engine.fast_path import say_dropped
 from phalanx.engine.feeding import make_wishes
+from phalanx.engine.heart import HEART, notice_compiling
 from phalanx.engine.loop import Counters, Loop
 from phalanx.engine.memory import during
 from phalanx.engine.order import check_size
 from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
+from phalanx.engine.stacks import answer_with_collectives
 from phalanx.engine.step import TrainStep
 from phalanx.errors import ExitCode, Finding
 from phalanx.job.load import load_job
@@ -32,6 +34,7 @@ from phalanx.recipe.load import load_recipe
 from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EventWriter
+from phalanx.run.heartbeat import Phase
 
 
 def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True) -> bool:
@@ -43,6 +46,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     listening: AbstractContextManager[Any] = stop.listening() if handle_signals else nullcontext()
     device = "cpu"
     failure: dict[str, Any] | None = None
+    HEART.begin(Phase.START, 0)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         job = load_job(run.job_file).job
@@ -60,8 +64,10 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
                     events.write("outcome", **failure)
                     raise
             # After the ranks have parted: nobody waits for it.
+            HEART.begin(Phase.EXPORT)
             if rank == 0 and outcome["status"] == "finished" and _is_kept(plan):
                 export_final(run, job, events)
+            HEART.begin(Phase.OVER)
     except Exception as error:
         if failure is None:
             failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -181,6 +187,11 @@ class Worker:
             watch=lambda: say_dropped(parts.fast_path.watch()),
             counters=counters,
         )
+        HEART.begin(Phase.START, counters.step)
+        if process.world > 1:
+            answer_with_collectives(self.run, process.rank)
+        if plan.compile.value != "off":
+            notice_compiling()
         try:
             with during("step", lambda: counters.step):
                 for kind, facts in loop.run(feed):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from phalanx.job.values import Cache, Every, Fast, Interval, Strict, Switch
 
+Seconds = Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)]
 _MANY = 10**9  # more epochs, steps or samples at a time than anybody means
 
 
@@ -27,6 +28,13 @@ class Devices(Strict):
     TORCH_DISTRIBUTED_BACKEND names, else what fits the devices."""
     comm_timeout_s: float = Field(default=600.0, gt=0, le=10**7, allow_inf_nan=False)
     """Seconds that a rank waits for the others in an exchange before it gives up."""
+
+    min_nodes: int | None = Field(default=None, ge=1)
+    """Go on with the nodes that are left when one is lost, if there are at least this many: the
+    same global batch and the same samples in every step, on fewer ranks. `null`: the run ends."""
+    node_wait_s: float = Field(default=300.0, ge=0, le=10**7, allow_inf_nan=False)
+    """Seconds that a lost node is waited for, first: when it is back, all ranks start again from
+    the last checkpoint."""
 
 
 class Optimizer(Strict):
@@ -111,6 +119,25 @@ class Checkpoint(Strict):
     background: Switch = "auto"
     """Copy the state to host memory and write it while training goes on; `off` lets training wait
     until all is on disk. `auto` does so where the host has the memory."""
+
+
+class Hang(Strict):
+    """When ranks that do not move count as hung: then all are ended and start again from the last
+    checkpoint. A rank that waits for another one is excused for as long as that one is."""
+
+    after_s: Literal["auto"] | Seconds | None = "auto"
+    """Seconds without a move within a step. `auto`: 60, or five times what a step takes in this run
+    if that is more. `null` watches for nothing."""
+    data_s: Seconds = 300.0
+    """The same while a rank waits for its samples, if that is more."""
+    start_s: Seconds = 3600.0
+    """The same before the first step: reading data and weights, meeting the others."""
+    compile_s: Seconds = 3600.0
+    """The same while code is compiled, and in the first three steps."""
+    evaluate_s: Seconds = 1800.0
+    """The same between two micro-batches of an evaluation, and while its figures are made."""
+    save_s: Seconds = 1800.0
+    """The same while a checkpoint is written or the model exported."""
 
 
 class Loader(Strict):
@@ -251,7 +278,9 @@ class Job(Strict):
     """Stop after so many optimizer steps in a row whose loss or gradients were not finite. Each of
     them is skipped on all ranks. In fp16 those that find the loss scale count. `null`: never."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often the supervisor restarts the ranks after one of them was killed."""
+    """How often in a row the ranks are started again, after one of them was killed or hung, before
+    a newer checkpoint is there: each one begins the count anew. Then the run ends with exit code
+    93."""
     init_from: str | None = None
     """Start from these weights: a run, a checkpoint, a .safetensors or a .pt file. Not a resume."""
 
@@ -267,6 +296,8 @@ class Job(Strict):
     """When to evaluate, and what counts as best."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and how much to keep."""
+    hang: Hang = Hang()
+    """When ranks that do not move count as hung."""
     loader: Loader = Loader()
     """How samples reach the model."""
     ddp: Ddp = Ddp()

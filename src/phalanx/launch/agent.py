@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.launch.culprit import Witness
 from phalanx.launch.launcher import Launcher, LauncherError
+from phalanx.run.heartbeat import Beat
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class RankDeath:
     rank: int
     exit_code: int
     """Negative: killed by that signal."""
+    was_ended: bool = False
+    """By the agent, because another one had died before."""
 
 
 class RankGroup:
@@ -47,6 +51,12 @@ class RankGroup:
         """Where the ranks of all nodes meet, once the agent of node 0 listens there."""
         self.deaths: list[RankDeath] = []
         self.error: BaseException | None = None
+        self.beats: dict[int, Beat] = {}
+        """Where each rank is, as last heard."""
+        self.beats_told = 0
+        """How often that was heard."""
+        self.witnesses: list[Witness] | None = None
+        """What the ranks say about where they are stuck, once they were asked."""
 
     def start(self) -> None:
         try:
@@ -67,6 +77,13 @@ class RankGroup:
     def is_over(self) -> bool:
         """As far as is known, without asking."""
         return self._is_over
+
+    def ask_where(self) -> None:
+        """Have every rank say where it is stuck; `witnesses` tells when it has."""
+        try:
+            self._launcher.send({"stacks": 1})
+        except LauncherError as error:
+            self._fail(error)
 
     def tell_peers_over(self) -> None:
         """Let the agent of node 0 go: no rank of another node needs its store."""
@@ -110,10 +127,18 @@ class RankGroup:
         if "started" in answer:
             self._is_started = True
             return
+        if "beats" in answer:
+            beats = map(Beat.from_json, answer["beats"])
+            self.beats = {beat.rank: beat for beat in beats}
+            self.beats_told += 1
+            return
+        if "stacks" in answer:
+            self.witnesses = [Witness(**record) for record in answer["stacks"]]
+            return
         if "error" in answer:
             self.error = LauncherError(answer["error"])
         else:
-            deaths = [RankDeath(rank, code) for rank, code in answer["failures"]]
+            deaths = [RankDeath(*record) for record in answer["failures"]]
             self.deaths = sorted(deaths, key=cause_first)
         self._is_over = True
 
@@ -122,9 +147,9 @@ class RankGroup:
         self._is_over = True
 
 
-def cause_first(death: RankDeath) -> tuple[bool, bool, int]:
+def cause_first(death: RankDeath) -> tuple[bool, bool, bool, int]:
     """A killed rank is the cause; peers that failed, or that the agent ended, are the effect."""
-    return death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
+    return death.was_ended, death.exit_code > 0, death.exit_code == -signal.SIGTERM, death.rank
 
 
 def kill_reason(name: str) -> str:

@@ -9,11 +9,14 @@ from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
+from phalanx.job.schema import Hang
 from phalanx.launch.calibrations import store_calibration
+from phalanx.launch.hang import HangWatch
 from phalanx.launch.launcher import Launcher
+from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare
 from phalanx.launch.run_folder import RunFailedError, run_folder
-from phalanx.launch.supervisor import Outcome, Supervisor
+from phalanx.launch.supervisor import Supervisor
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.bottleneck import Bottleneck, find_bottleneck, throughput
 from phalanx.planner.measuring import Measured, choose_micro_batches, plan_at
@@ -121,6 +124,7 @@ def _bench(
                 plan,
                 launcher=launcher,
                 max_restarts=0,
+                watch=HangWatch(Hang(after_s=None)),
                 tensorboard=False,
                 on_event=heard.take,
             ).run()

@@ -13,11 +13,14 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.job import Override
+from phalanx.job.schema import Hang
 from phalanx.job.values import Interval
+from phalanx.launch.hang import HangWatch
 from phalanx.launch.launcher import Launcher
+from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run
 from phalanx.launch.run_folder import RunFailedError, run_folder
-from phalanx.launch.supervisor import Outcome, Supervisor
+from phalanx.launch.supervisor import Supervisor
 from phalanx.launch.verify import verify_job
 from phalanx.planner.comparable import devices_for
 from phalanx.planner.plan import Decision
@@ -147,6 +150,7 @@ class _Runs:
                 plan,
                 launcher=self._launcher,
                 max_restarts=0,
+                watch=HangWatch(Hang(after_s=None)),
                 tensorboard=False,
                 on_event=seen.take,
             ).run()

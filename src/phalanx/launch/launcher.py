@@ -140,7 +140,7 @@ class Launcher:
             answer = self._channel.receive(timeout_s)
         except EOFError:
             raise self._died() from None
-        if answer is not None and not answer.keys() & {"started", "store"}:
+        if answer is not None and not answer.keys() & {"started", "store", "beats", "stacks"}:
             self._has_ranks = False
         return answer
 

@@ -47,7 +47,7 @@ class MeetingGuest:
         except UserError:
             connection.close()
             raise
-        link = NodeLink(connection, channel, f"node 0 ({self._address})")
+        self._link = link = NodeLink(connection, channel, f"node 0 ({self._address})")
         self._tell(f"{self._hello.title} has met node 0 at {self._address}:{asked.port}")
         while True:
             record = link.receive(0.5)
@@ -58,10 +58,35 @@ class MeetingGuest:
                 members = [Hello(**one) for one in record["members"]]
                 link.name = members[0].title
                 rank = record["welcome"]
-                return Met(rank, members, self._settings, {0: link}, link.close)
+                self._hello = members[rank].to_come_back(self._hello.facts)
+                return Met(
+                    rank,
+                    members,
+                    self._settings,
+                    {0: link},
+                    rejoin=self._rejoin,
+                    close=self._close,
+                )
             if link.is_over:
                 link.close()
                 raise UserError(say.node_lost(link.name, str(link.lost)))
+
+    def _close(self) -> None:
+        self._link.close()
+
+    def _rejoin(self, timeout_s: float) -> NodeLink | None:
+        """A new line to node 0, after the last one was lost. Refused at once when nobody listens
+        there any more: its command has ended."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((self._address, self._asked.port), timeout=_TRY_S).close()
+                return self.join().links[0]
+            except ConnectionRefusedError:
+                return None
+            except (OSError, UserError):  # no way there yet, or it still counts us as there
+                time.sleep(_RETRY_S)
+        return None
 
     def _connect(self) -> socket.socket:
         asked = self._asked

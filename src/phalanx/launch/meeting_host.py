@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from ipaddress import ip_address
+from typing import Any
 
 from phalanx.errors import Finding, UserError
 from phalanx.launch import node_findings as say
@@ -37,6 +38,7 @@ class MeetingHost:
         self._output = terms.output.resolve()
         self._secret = secrets.token_bytes(32)
         self._file = self._output / f"{PREFIX}{secrets.token_hex(8)}.json"
+        self._table: list[dict[str, Any]] = []
         self._guests: list[tuple[Hello, NodeLink]] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -173,7 +175,8 @@ class MeetingHost:
                 found.append(
                     say.differ(key, guest.title, theirs.get(key), mine.title, ours.get(key))
                 )
-        if len(self._guests) + 1 >= nodes:
+        is_late = bool(self._table) and not guest.is_back
+        if is_late or len(self._guests) + 1 >= nodes:
             return [*found, say.complete(guest.title, nodes)]
         others = [(mine.node_rank, mine), *((known.node_rank, known) for known, _ in self._guests)]
         for rank, other in others:
@@ -199,7 +202,21 @@ class MeetingHost:
         table = [{**member.to_json(), "facts": {}} for member in ordered]
         for rank, link in links.items():
             link.send({"welcome": rank, "members": table})
-        return Met(0, ordered, self._settings, links, self._close)
+        self._table = table
+        return Met(
+            0, ordered, self._settings, links, find_again=self._find_again, close=self._close
+        )
+
+    def _find_again(self, rank: int) -> NodeLink | None:
+        """The line to a node that was lost, once it has come again under its number."""
+        with self._lock:
+            self._drop_lost()
+            back = [(guest, link) for guest, link in self._guests if guest.node_rank == rank]
+        for guest, link in back:
+            link.name = guest.title
+            link.send({"welcome": rank, "members": self._table})
+            return link
+        return None
 
     def _close(self) -> None:
         self._is_closed = True

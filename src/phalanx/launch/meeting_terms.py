@@ -48,6 +48,8 @@ class Hello:
     """What its ranks are told about the network, each with its reason."""
     facts: dict[str, Any]
     """What must be the same on all nodes: versions, command, job, sources."""
+    is_back: bool = False
+    """Whether it was welcome before, and had lost its line to node 0."""
 
     @property
     def title(self) -> str:
@@ -64,6 +66,10 @@ class Hello:
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
+    def to_come_back(self, facts: dict[str, Any]) -> Hello:
+        """What it says should its line be lost."""
+        return Hello(**{**self.to_json(), "facts": facts, "is_back": True})
+
 
 @dataclass
 class Met:
@@ -74,6 +80,10 @@ class Met:
     members: list[Hello]
     settings: list[Setting]
     links: dict[int, NodeLink]
+    find_again: Callable[[int], NodeLink | None] = lambda rank: None
+    """On node 0: the line to a node that was lost, once it is back."""
+    rejoin: Callable[[float], NodeLink | None] = lambda timeout_s: None
+    """On the others: a new line to node 0, if one is to be had within this time."""
     close: Callable[[], None] = field(default=lambda: None)
 
 

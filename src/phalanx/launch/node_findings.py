@@ -206,6 +206,20 @@ def node_lost(node: str, why: str) -> Finding:
     )
 
 
+def waiting_for_node(node: str, why: str, seconds: float, min_nodes: int | None) -> Finding:
+    then = (
+        "the run ends" if min_nodes is None else f"others go on, if at least {min_nodes} are left"
+    )
+    return Finding(
+        slug="node-lost",
+        what=f"{node} is lost: {why}; it is waited for",
+        why=f"devices.node_wait_s = {seconds:g}; every node has ended its ranks; if it does not "
+        f"come back, {then} (devices.min_nodes)",
+        fix="look at that machine and its network; once it is reachable all ranks start again",
+        severity="warning",
+    )
+
+
 def slow_network(node: str, interface: str, gbps: float) -> Finding:
     return Finding(
         slug="network-slow",

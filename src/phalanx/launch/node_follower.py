@@ -35,6 +35,9 @@ class NodeFollower(ABC):
         self.nodes = len(met.members)
         self.link = met.links[0]
         self.attempt = 0
+        self.wait_s = 0.0
+        """How long node 0 wants to be waited for, as it said last."""
+        self._rejoin = met.rejoin
         self._tell = tell
         self._asked: list[signal.Signals] = []
         self._num_told = 0
@@ -64,6 +67,9 @@ class NodeFollower(ABC):
         """End the ranks in order: one of another node has died."""
         self.signal(signal.SIGTERM)
 
+    def ask_where(self) -> None:  # noqa: B027 - ranks of a script say nothing
+        """Have the ranks say where they are stuck."""
+
     def run(self) -> tuple[int, list[Finding], str]:
         """The exit code, Findings and words of node 0, or ours when it is lost."""
         try:
@@ -86,14 +92,31 @@ class NodeFollower(ABC):
                 self.start(record["start"])
             elif record is not None and "signal" in record:
                 self.signal(signal.Signals(record["signal"]))
+            elif record is not None and "stacks" in record:
+                self.ask_where()
             elif record is not None and "end_ranks" in record:
                 self.end_ranks()
             elif self.link.is_over:
                 self.kill()
+                if self._is_back():
+                    continue
                 finding = say.node_lost(self.link.name, str(self.link.lost))
                 return int(ExitCode.FAILED), [finding], f"failed: {finding.what}"
             if self.has_ranks:
                 self.watch(POLL_S)
+
+    def _is_back(self) -> bool:
+        """Whether node 0, which was lost, is there again; its ranks start when it says so."""
+        if not self.wait_s or self._asked:
+            return False
+        waiting = f"for at most {self.wait_s:.0f} s; the ranks here are ended"
+        self._tell(f"{self.link.name} is lost: {self.link.lost}; looking for it {waiting}")
+        link = self._rejoin(self.wait_s)
+        if link is None:
+            return False
+        self.link = link
+        self._tell(f"{self.link.name} is there again")
+        return True
 
     def say_start(self, first: int, ranks: int, logs: Path) -> None:
         last = first + ranks - 1
@@ -135,8 +158,9 @@ class TrainFollower(NodeFollower):
             error = f"`{run.plan_file}` is not there, or another one than on node 0"
             self.link.send({"over": self.attempt, "deaths": [], "error": error})
             return
-        self.say_start(self.rank * order["ranks"], order["ranks"], run.logs)
-        where = {"node": self.rank, "nodes": self.nodes}
+        self.wait_s = order["wait_s"]
+        self.say_start(order["node"] * order["ranks"], order["ranks"], run.logs)
+        where = {"node": order["node"], "nodes": order["nodes"]}
         self._group = RankGroup(
             self._launcher,
             run.path,
@@ -151,18 +175,29 @@ class TrainFollower(NodeFollower):
         if self._group is not None:
             self._group.signal(number)
 
+    def ask_where(self) -> None:
+        if self._group is not None:
+            self._group.ask_where()
+
     def watch(self, timeout_s: float) -> None:
         group = self._group
         assert group is not None
         was_started = group.is_started
+        told, had_witnesses = group.beats_told, group.witnesses is not None
         group.wait(timeout_s)
+        if group.beats_told > told:
+            beats = [beat.to_json() for beat in group.beats.values()]
+            self.link.send({"beats": beats, "attempt": self.attempt})
+        if group.witnesses is not None and not had_witnesses:
+            stacks = [vars(witness) for witness in group.witnesses]
+            self.link.send({"stacks": stacks, "attempt": self.attempt})
         if group.is_started and not was_started:
             self.link.send({"started": self.attempt})
         if not group.is_over:
             return
         self._group = None
         error = None if group.error is None else str(group.error)
-        deaths = [[death.rank, death.exit_code] for death in group.deaths]
+        deaths = [[d.rank, d.exit_code, d.was_ended] for d in group.deaths]
         self.link.send({"over": self.attempt, "deaths": deaths, "error": error})
 
     def kill(self) -> None:

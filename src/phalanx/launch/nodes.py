@@ -1,21 +1,20 @@
 """The nodes of a run as node 0 sees them: it plans for all of them, has them start their ranks, and
-tells them how it ended. And the ranks of one attempt over all nodes, as the supervisor sees
-them."""
+tells them how it ended."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
 from types import TracebackType
 from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.launch import node_findings as say
-from phalanx.launch.agent import RankDeath, RankGroup, cause_first
+from phalanx.launch.agent import RankGroup
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.meeting_terms import Met
-from phalanx.launch.node_link import NodeLink
+from phalanx.launch.nodes_group import NodesGroup
 from phalanx.launch.preflight import wait_for
 from phalanx.machine import Machine
 from phalanx.machine.combined import combine_machines
@@ -23,15 +22,7 @@ from phalanx.machine.network import rdma_devices
 from phalanx.planner.plan import Plan
 
 _FAST_GBPS = 10.0
-_END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
-
-
-class NodeLostError(Exception):
-    """A node of the run is gone."""
-
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-        super().__init__(finding.what)
+_LOOK_S = 0.2
 
 
 class Nodes:
@@ -44,8 +35,12 @@ class Nodes:
         """What ranks on this node are told about the network."""
         self.findings: list[Finding] = []
         """Where the nodes differ, when they may."""
+        self.ranks = [member.node_rank or 0 for member in met.members]
+        """Numbers of the nodes that take part, as they met."""
+        self._find_again = met.find_again
         self._close = met.close
         self._machines: dict[int, Machine] = {}
+        self._is_cpu = False
         self._is_told = False
 
     def __enter__(self) -> Nodes:
@@ -65,7 +60,30 @@ class Nodes:
 
     @property
     def count(self) -> int:
-        return len(self.members)
+        return len(self.ranks)
+
+    @property
+    def lost(self) -> list[int]:
+        """Numbers of the nodes that are gone."""
+        return [rank for rank, link in self.links.items() if link.lost is not None]
+
+    def wait_for_lost(self, timeout_s: float, is_stopped: Callable[[], bool]) -> bool:
+        """Whether all nodes that were lost are there again within this time."""
+        deadline = time.monotonic() + timeout_s
+        while self.lost and time.monotonic() < deadline and not is_stopped():
+            for rank in self.lost:
+                link = self._find_again(rank)
+                if link is not None:
+                    self.links[rank] = link
+            time.sleep(_LOOK_S)
+        return not self.lost
+
+    def leave_lost(self) -> Machine:
+        """Go on without the nodes that are gone: the machine that those left are together."""
+        for rank in self.lost:
+            self.links.pop(rank).close()
+            self.ranks.remove(rank)
+        return self._combine(on_cpu=self._is_cpu)
 
     def facts(self) -> dict[str, Any]:
         """The fields of the `nodes` event."""
@@ -80,9 +98,13 @@ class Nodes:
             if rank not in self._machines:
                 record = wait_for(link, "machine", None)
                 self._machines[rank] = Machine.from_json(record["machine"])
-        machines = [mine, *(self._machines[rank] for rank in sorted(self._machines))]
-        names = [member.described for member in self.members]
-        links = [member.gbps for member in self.members]
+        self._machines[0], self._is_cpu = mine, on_cpu
+        return self._combine(on_cpu=on_cpu)
+
+    def _combine(self, *, on_cpu: bool) -> Machine:
+        machines = [self._machines[rank] for rank in self.ranks]
+        names = [self.members[rank].described for rank in self.ranks]
+        links = [self.members[rank].gbps for rank in self.ranks]
         combined, findings = combine_machines(machines, names, links, on_cpu=on_cpu)
         if errors_of(findings):
             raise UserError(findings)
@@ -106,9 +128,17 @@ class Nodes:
             raise UserError(say.uneven(ranks.value, self.count, ranks.reason))
 
     def start_ranks(
-        self, launcher: Launcher, run: Path, plan: Plan, *, attempt: int, env: dict[str, str]
+        self,
+        launcher: Launcher,
+        run: Path,
+        plan: Plan,
+        *,
+        attempt: int,
+        env: dict[str, str],
+        wait_s: float,
     ) -> NodesGroup:
-        """The ranks of an attempt, on all nodes; to be started."""
+        """The ranks of an attempt, on all nodes; to be started. `wait_s`: how long the others are
+        to look for this node should it be lost."""
         local = RankGroup(
             launcher,
             run,
@@ -123,6 +153,8 @@ class Nodes:
             "ranks": plan.ranks.value // self.count,
             "attempt": attempt,
             "address": self.members[0].address,
+            "nodes": self.count,
+            "wait_s": wait_s,
         }
         return NodesGroup(local, self.links, order, launcher)
 
@@ -140,124 +172,3 @@ class Nodes:
                     "findings": [finding.to_json() for finding in findings],
                 }
             )
-
-
-class NodesGroup:
-    """The ranks of one attempt on several nodes: those of this one, which holds the store that all
-    of them meet at, and those that the other nodes start when it is there."""
-
-    def __init__(
-        self,
-        local: RankGroup,
-        links: dict[int, NodeLink],
-        order: dict[str, Any],
-        launcher: Launcher,
-    ) -> None:
-        self._local = local
-        self._links = links
-        self._order = order
-        self._launcher = launcher
-        self._is_ordered = False
-        self._are_peers_told = False
-        self._started: set[int] = set()
-        self._over: set[int] = set()
-        self._ending_since: float | None = None
-        self._is_killing = False
-        self._early: list[RankDeath] = []
-        self._late: list[RankDeath] = []
-        self._local_counted = False
-        self.error: BaseException | None = None
-        self.asked = 0
-        """How often the node that was asked most often was asked to stop."""
-
-    @property
-    def deaths(self) -> list[RankDeath]:
-        """Those that ended by themselves first."""
-        return [*sorted(self._early, key=cause_first), *sorted(self._late, key=cause_first)]
-
-    def start(self) -> None:
-        self._local.start()
-
-    @property
-    def is_running(self) -> bool:
-        self.wait(0)
-        return not (self._local.is_over and len(self._over) == len(self._links))
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for news of the ranks, at most this long."""
-        if self._local.is_over:
-            if timeout_s:
-                time.sleep(timeout_s)
-        else:
-            self._local.wait(timeout_s)
-        if self._local.store_port is not None and not self._is_ordered:
-            self._is_ordered = True
-            for link in self._links.values():
-                link.send({"start": {**self._order, "port": self._local.store_port}})
-        for rank, link in self._links.items():
-            self._listen(rank, link)
-        if self._local.is_over and not self._local_counted:
-            self._local_counted = True
-            self._count(self._local.deaths, self._local.error)
-        self._end_peers()
-
-    def signal(self, number: Signals) -> bool:
-        """Send a signal to every rank. False when some are not there yet."""
-        if number == SIGKILL:
-            self._kill()
-            return True
-        is_there = self._local.is_started and len(self._started) == len(self._links)
-        if not is_there or self._local.is_over:
-            return False
-        self._local.signal(number)
-        for link in self._links.values():
-            link.send({"signal": int(number)})
-        return True
-
-    def _listen(self, rank: int, link: NodeLink) -> None:
-        while (record := link.receive(0)) is not None:
-            if "started" in record:
-                self._started.add(rank)
-            elif "over" in record and record["over"] == self._order["attempt"]:
-                self._over.add(rank)
-                deaths = [RankDeath(number, code) for number, code in record["deaths"]]
-                error = record["error"]
-                told = None if error is None else RuntimeError(f"{link.name}: {error}")
-                self._count(deaths, told)
-            elif "asked" in record:
-                self.asked = max(self.asked, record["asked"])
-        if link.is_over and rank not in self._over:
-            self._over.add(rank)
-            lost = NodeLostError(say.node_lost(link.name, str(link.lost)))
-            self.error = self.error if isinstance(self.error, NodeLostError) else lost
-            self._kill()
-
-    def _count(self, deaths: list[RankDeath], error: BaseException | None) -> None:
-        (self._late if self._is_killing else self._early).extend(deaths)
-        if error is not None and self.error is None and not self._is_killing:
-            self.error = error
-        if (deaths or error is not None) and self._ending_since is None:
-            self._ending_since = time.monotonic()
-            self._signal_all(SIGTERM)
-
-    def _end_peers(self) -> None:
-        """A group that lacks a rank cannot go on; the store is let go when nobody needs it."""
-        if len(self._over) == len(self._links) and not self._are_peers_told:
-            self._are_peers_told = True
-            self._local.tell_peers_over()
-        since = self._ending_since
-        if since is not None and time.monotonic() - since > _END_PEERS_S and not self._is_killing:
-            self._kill()
-
-    def _kill(self) -> None:
-        self._is_killing = True
-        self._ending_since = self._ending_since or time.monotonic()
-        self._signal_all(SIGKILL)
-        if not self._is_ordered:  # nobody was asked to start anything
-            self._over |= set(self._links)
-
-    def _signal_all(self, number: Signals) -> None:
-        self._local.signal(number)
-        for rank, link in self._links.items():
-            if rank not in self._over:
-                link.send({"signal": int(number)})

@@ -343,3 +343,12 @@ def nothing_to_train() -> Finding:
         why="`train`, `plan` and `verify` take a job file or a recipe; `train` also `--resume RUN`",
         fix="phalanx train digits",
     )
+
+
+def replanned(prepared: Prepared, machine: Machine, plan: Plan) -> Plan:
+    """The plan of a run that goes on with another machine: fewer nodes. Raises UserError when there
+    is none."""
+    new, findings = solve_plan(prepared.job, machine, prepared.trace, previous=plan)
+    findings += resume_findings(plan, new, accept_changes=False)
+    _raise_if_errors(findings)
+    return replace(new, resume_from=plan.resume_from)

@@ -70,10 +70,10 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
         revised = grow_segments(plan, os.environ)
         if revised is not None:
             reason = f"{said}; the memory is there but fragmented: tried once more with segments"
-            return _revision(plan, revised, f"{reason} that grow", step)
+            return revision_between(plan, revised, f"{reason} that grow", step)
     if phase == "evaluate":
         revised = halve_evaluate_batch(plan)
-        return _revision(plan, revised, said, step) if revised is not None else None
+        return revision_between(plan, revised, said, step) if revised is not None else None
     if phase == "start":  # building and loading the model knows nothing of micro-batches
         return None
     revised = halve_micro_batch(plan)
@@ -81,15 +81,17 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
         revised = recompute_activations(plan)
         if revised is None:
             return None
-        return _revision(plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step)
+        return revision_between(
+            plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step
+        )
     kept = f"the global batch stays {plan.global_batch_size.value}"
-    return _revision(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
+    return revision_between(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
 
 
 def without_rung(plan: Plan, dropped: Event) -> Revision:
     """The plan without a rung of speed, as the ranks go on."""
     rung, reason = dropped.data["rung"], dropped.data["reason"]
-    return _revision(plan, drop_rung(plan, rung, reason), reason, None)
+    return revision_between(plan, drop_rung(plan, rung, reason), reason, None)
 
 
 def does_not_fit(plan: Plan, failure: Event) -> Finding:
@@ -117,7 +119,8 @@ def does_not_fit(plan: Plan, failure: Event) -> Finding:
     )
 
 
-def _revision(old: Plan, new: Plan, reason: str, step: int | None) -> Revision:
+def revision_between(old: Plan, new: Plan, reason: str, step: int | None) -> Revision:
+    """Of two plans, with what differs."""
     return Revision(new, reason, changes_between(old, new), step)
 
 

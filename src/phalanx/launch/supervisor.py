@@ -8,14 +8,22 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.agent import RankDeath, RankGroup, kill_reason
+from phalanx.job.schema import Devices
+from phalanx.launch import outcomes
+from phalanx.launch.agent import RankGroup
 from phalanx.launch.compared import keep_comparison
+from phalanx.launch.hang import HangWatch, Hung, hang_event, hang_finding, write_hang
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.nodes import NodeLostError, Nodes, NodesGroup
+from phalanx.launch.node_loss import LossOfNodes
+from phalanx.launch.nodes import Nodes
+from phalanx.launch.nodes_group import NodeLostError, NodesGroup
+from phalanx.launch.outcomes import Outcome
+from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
+from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -24,6 +32,8 @@ from phalanx.launch.recovery import (
     without_rung,
 )
 from phalanx.launch.signals import hearing_stops
+from phalanx.launch.straggler import StragglerWatch
+from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
@@ -31,19 +41,8 @@ from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
 
 _POLL_S = 0.1
 _EVENTS_LAG_S = 30.0  # a network file system may show what other nodes wrote late
+_WITNESSES_S = 8.0  # for every rank to say where it is stuck
 _STOPPING = "stopping: the step is finished and saved; once more (Ctrl-C) ends at once"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    status: str
-    """finished, stopped or failed."""
-    exit_code: ExitCode
-    step: int | None
-    reason: str
-    findings: list[Finding] = field(default_factory=list)
 
 
 class Supervisor:
@@ -56,11 +55,16 @@ class Supervisor:
         *,
         launcher: Launcher,
         max_restarts: int,
+        watch: HangWatch,
         tensorboard: bool,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
         nodes: Nodes | None = None,
+        devices: Devices | None = None,
+        replan: Callable[[Machine, Plan], Plan] | None = None,
     ) -> None:
+        """`devices` says what is done when one of `nodes` is lost, `replan` makes the plan of a run
+        that goes on with fewer."""
         self._run = run
         self._plan = plan
         self._launcher = launcher
@@ -69,8 +73,15 @@ class Supervisor:
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
+        self._post_mortem = PostMortem(run)
+        self._devices = devices or Devices()
+        self._replan = replan
         self._asked: list[signal.Signals] = []
         self._group: RankGroup | NodesGroup | None = None
+        self._watch = watch
+        self._stragglers = StragglerWatch(plan)
+        self._hung: Finding | None = None
+        self._saved_step: int | None = None
         self._sinks: list[Sink] = []
 
     def run(self) -> Outcome:
@@ -92,24 +103,35 @@ class Supervisor:
 
     def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
         attempt, restarts = first, 0
+        saved_before: int | None = None
         while True:
             ranks = self._plan.ranks.value
             events.attempt = attempt
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
+            self._watch.new_attempt()
+            self._stragglers.new_attempt(self._plan)
+            self._hung = None
             self._group = self._make_group(attempt)
             self._group.start()
             if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
                 self._sinks = self._make_sinks()
             ends = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, ends)
+            outcome = self._explain(outcome, self._group, attempt, events)
             if self._revise(ends, events):
                 attempt += 1
                 continue
+            if isinstance(self._group.error, NodeLostError) and not self._asked:
+                can_restart = self._get_over_loss(events)
+            if self._saved_step != saved_before:  # it has come further than the last time
+                saved_before, restarts = self._saved_step, 0
             if can_restart and self._may_restart(restarts):
                 attempt, restarts = attempt + 1, restarts + 1
-                finding = _restart_finding(outcome, restarts, self._max_restarts)
+                finding = outcomes.restart_finding(outcome, restarts, self._max_restarts)
                 events.write("finding", finding=finding.to_json())
                 continue
+            if can_restart and restarts and not self._asked:
+                outcome = outcomes.crash_loop(outcome, restarts, self._saved_step)
             events.write(
                 "outcome",
                 status=outcome.status,
@@ -134,7 +156,12 @@ class Supervisor:
         if self._nodes is not None:
             env = rank_environment(self._run, self._plan, self._nodes.settings)
             return self._nodes.start_ranks(
-                self._launcher, self._run.path, self._plan, attempt=attempt, env=env
+                self._launcher,
+                self._run.path,
+                self._plan,
+                attempt=attempt,
+                env=env,
+                wait_s=self._devices.node_wait_s,
             )
         return RankGroup(
             self._launcher,
@@ -151,6 +178,7 @@ class Supervisor:
         ends: list[Event] = []
         forwarded = 0
         gone_s: float | None = None
+        usage = RankUsage(self._run, self._plan, attempt=events.attempt)
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -161,14 +189,25 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
+                usage.take(event)
                 if event.kind == "dropped":
                     self._drop(event, events)
                 if event.kind == "compared":
                     keep_comparison(self._plan, self._run)
+                if event.kind == "checkpoint":
+                    self._saved_step = event.data["step"]
+            for sample in usage.look():
+                events.write("usage", **sample)
             if not is_running:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
+                    usage.close()
                     return ends
+            hung = self._watch.look(group.beats) if self._hung is None else None
+            if hung is not None:
+                self._end_hung(group, hung, events)
+            for finding in self._stragglers.look(group.beats, time.monotonic()):
+                events.write("finding", finding=finding.to_json())
             self._asked += [signal.SIGTERM] * (group.asked - len(self._asked))
             asked = len(self._asked)
             number = signal.SIGTERM if asked == 1 else signal.SIGKILL
@@ -177,6 +216,22 @@ class Supervisor:
                 forwarded = asked
                 events.write("stop", reason=_STOPPING if asked == 1 else "ending now")
             group.wait(_POLL_S)
+
+    def _end_hung(self, group: RankGroup | NodesGroup, hung: Hung, events: EventWriter) -> None:
+        """Ask every rank where it is stuck, write that down, and end them all: those that wait for
+        the culprit do not listen."""
+        beats = group.beats
+        group.ask_where()
+        deadline = time.monotonic() + _WITNESSES_S
+        while group.witnesses is None and group.is_running and time.monotonic() < deadline:
+            group.wait(_POLL_S)
+        witnesses = group.witnesses or []
+        file = self._run.hang_file(events.attempt)
+        write_hang(file, beats, witnesses)
+        event = hang_event(hung, beats, witnesses, file)
+        events.write("hang", **event)
+        self._hung = hang_finding(event)
+        group.signal(signal.SIGKILL)
 
     def _is_late(self, group: RankGroup | NodesGroup, ends: list[Event], gone_s: float) -> bool:
         """Whether ranks of another node have ended in order, and what they wrote is still to be
@@ -208,86 +263,54 @@ class Supervisor:
         self._change(revision, events)
         return True
 
+    def _get_over_loss(self, events: EventWriter) -> bool:
+        """Whether the run can go on after a node was lost."""
+        assert self._nodes is not None
+        left = LossOfNodes(self._nodes, self._devices, self._replan)
+        is_over, revision = left.get_over(self._plan, events, lambda: bool(self._asked))
+        if revision is not None:
+            self._change(revision, events)
+        return is_over
+
     def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
         if len(self._asked) > 1:
             reason = "interrupted by a second signal; the last checkpoint stands"
             return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
         if isinstance(group.error, NodeLostError):
-            finding = group.error.finding
-            return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding]), False
+            return outcomes.from_finding(group.error.finding), False
+        if self._hung is not None:
+            return outcomes.from_finding(self._hung), True
         if group.error is not None:
-            return _launch_failed(group.error), False
+            return outcomes.launch_failed(group.error), False
         memory = find_memory_failure(ends)
         if memory is not None:  # wins over peers that lost their connection or were ended
             return self._out_of_memory(memory), False
-        killed = next((death for death in group.deaths if death.exit_code < 0), None)
+        killed = next((d for d in group.deaths if d.exit_code < 0 and not d.was_ended), None)
         if killed is not None and self._asked and killed.exit_code == -signal.SIGTERM:
             reason = "stopped before the first step"  # a rank that could not listen yet
             return Outcome("stopped", ExitCode.STOPPED, None, reason), False
         if killed is not None:
-            return self._killed(killed), True
-        failed = [end for end in ends if end.data["status"] == "failed"]
-        if failed:
-            return _from_event(min(failed, key=lambda end: end.time_s)), False
-        if group.deaths or len(ends) < self._plan.ranks.value:
-            return self._left(group.deaths), False
-        return _from_event(ends[0]), False
+            return outcomes.killed(self._run, killed), True
+        failed = outcomes.first_failure(ends)
+        gone = outcomes.left_in_silence(ends, group.deaths, self._plan.ranks.value)
+        if gone is not None and (failed is None or failed.data.get("from_outside")):
+            return outcomes.left(self._run, gone), False
+        if failed is not None:
+            return outcomes.from_event(failed), failed.data.get("from_outside") is not None
+        return outcomes.from_event(ends[0]), False
+
+    def _explain(
+        self, outcome: Outcome, group: RankGroup | NodesGroup, attempt: int, events: EventWriter
+    ) -> Outcome:
+        found = self._post_mortem.examine(group.deaths, attempt, outcome.findings, events.write)
+        if found == outcome.findings:
+            return outcome
+        return replace(outcome, reason=found[0].what, findings=found)
 
     def _out_of_memory(self, failure: Event) -> Outcome:
-        outcome = _from_event(failure)
+        outcome = outcomes.from_event(failure)
         if revise_plan(self._plan, failure) is not None:  # tried next, unless a signal came
             return outcome
         finding = does_not_fit(self._plan, failure)
         return replace(outcome, reason=finding.what, findings=[finding])
-
-    def _killed(self, death: RankDeath) -> Outcome:
-        name = signal.Signals(-death.exit_code).name
-        finding = Finding(
-            slug="rank-killed",
-            what=f"rank {death.rank} was killed by {name}",
-            why=kill_reason(name),
-            fix=f"read its last lines: `tail {self._run.log_file(death.rank)}`",
-        )
-        return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
-
-    def _left(self, deaths: list[RankDeath]) -> Outcome:
-        rank = deaths[0].rank if deaths else 0
-        code = deaths[0].exit_code if deaths else 0
-        finding = Finding(
-            slug="rank-exited",
-            what=f"rank {rank} left with exit code {code} before the end",
-            why="something in the recipe or a library ended the process (sys.exit, os._exit)",
-            fix=f"read its last lines: `tail {self._run.log_file(rank)}`",
-        )
-        return Outcome("failed", ExitCode.FAILED, None, finding.what, [finding])
-
-
-def _from_event(end: Event) -> Outcome:
-    return Outcome(
-        status=end.data["status"],
-        exit_code=ExitCode(end.data["exit_code"]),
-        step=end.data["step"],
-        reason=end.data["reason"],
-        findings=[Finding.from_json(record) for record in end.data["findings"]],
-    )
-
-
-def _launch_failed(error: BaseException) -> Outcome:
-    finding = Finding(
-        slug="launch-failed",
-        what=f"the ranks were not started, or lost: {error}",
-        why="said by the process that imports torch, starts the ranks and watches them",
-        fix="phalanx check",
-    )
-    return Outcome("failed", ExitCode.LAUNCH, None, finding.what, [finding])
-
-
-def _restart_finding(outcome: Outcome, count: int, limit: int) -> Finding:
-    return Finding(
-        slug="restarted",
-        what=f"{outcome.reason}; the ranks start again from the last checkpoint",
-        why=f"restart {count} of max_restarts = {limit}",
-        fix="nothing to do; max_restarts=0 turns it off",
-        severity="warning",
-    )

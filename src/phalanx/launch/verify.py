@@ -15,10 +15,12 @@ from phalanx.diagnose.recording import Recording, read_recording
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
+from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
+from phalanx.launch.outcomes import Outcome
 from phalanx.launch.prepare import Prepared, Source, open_run, prepare, resolve_source
 from phalanx.launch.run_folder import RunFailedError, run_folder
-from phalanx.launch.supervisor import Outcome, Supervisor
+from phalanx.launch.supervisor import Supervisor
 from phalanx.machine import Machine
 from phalanx.planner.comparable import Side, comparable_sides, devices_for
 from phalanx.planner.plan import Plan
@@ -236,6 +238,7 @@ class _Runs:
                 side.plan,
                 launcher=self._launcher,
                 max_restarts=side.job.max_restarts,
+                watch=watch_for(side.job, side.plan),
                 tensorboard=False,
                 on_event=self._take,
             ).run()

@@ -27,6 +27,11 @@ class Channel:
         except OSError as error:
             raise EOFError from error
 
+    @property
+    def can_send(self) -> bool:
+        """Whether a short record would go without waiting for the other end to read."""
+        return bool(select.select([], [self._socket], [], 0)[1])
+
     def receive(self, timeout_s: float | None) -> dict[str, Any] | None:
         """The next record; None when there is none within this time (None: however long it
         takes). EOFError when the other end is gone."""

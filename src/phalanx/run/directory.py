@@ -6,6 +6,7 @@ runs/digits-20260131-120000/
   launch.json                                       instead of job and plan: a launched script's
   events/<writer>.jsonl                             what happened
   logs/rank-0.log ... command.log                   what each rank printed, and a detached command
+  logs/hang-0.txt ...                               where every rank was when a group hung
   checkpoints/checkpoint-120/ latest best           weights and state
   final_model/                                      what the recipe writes for other tools
   exports/checkpoint-120-FORM/                      what `phalanx export` wrote
@@ -106,6 +107,14 @@ class RunDirectory:
     def nccl_log(self, rank: int) -> Path:
         """What NCCL says of itself with NCCL_DEBUG."""
         return self.logs / f"nccl-rank-{rank}.log"
+
+    def collectives_file(self, rank: int) -> Path:
+        """The last collectives of a rank that was asked because the group hung."""
+        return self.logs / f"collectives-rank-{rank}.json"
+
+    def hang_file(self, attempt: int) -> Path:
+        """Where every rank was when the group of this attempt hung."""
+        return self.logs / f"hang-{attempt}.txt"
 
     @property
     def command_log(self) -> Path:

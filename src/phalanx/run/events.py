@@ -45,7 +45,10 @@ KINDS: dict[str, dict[str, str]] = {
         "grad_norm": "gradient norm before clipping, or null: in fp16 and with DeepSpeed it is "
         "found only where gradients are clipped",
         "samples_per_s": "samples per second since the last such event",
+        "data_wait": "share of that time in which the writer waited for samples",
         "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
+        "alloc_retries": "how often the device's allocator gave back what it kept and tried again",
+        "major_faults": "pages of the writer that had to be read from disk",
         "loss_scale": "fp16 loss scale, or null",
         "total_steps": "how many there will be, where a script's output says so",
         "source": "`output` or `file`: read from what a launched script printed or wrote; "
@@ -112,6 +115,19 @@ KINDS: dict[str, dict[str, str]] = {
         "reason": "the slug of the Finding that says it, and why",
     },
     "compared": {"rungs": "what gave the gradients of the recipe as it is written"},
+    "hang": {
+        "rank": "the rank that the others wait for, or null",
+        "because": "what says that it is this one",
+        "phase": "where it is: start, compile, step, evaluate, save or export",
+        "part": "and within a step: data, agree, forward, backward or update",
+        "step": "optimizer steps it has done",
+        "place": "the same in words",
+        "line": "file, line and function it is at, or null when it did not answer",
+        "silent_s": "how long it had not moved",
+        "limit_s": "how long it may",
+        "limit_reason": "where that limit is from: a job key, or what a step takes",
+        "file": "where every rank was: stacks, state, collectives",
+    },
     "stop": {"reason": "why the run is asked to stop early"},
     "revision": {
         "revision": "plan revision from here on; the next attempt reads it",
@@ -119,10 +135,19 @@ KINDS: dict[str, dict[str, str]] = {
         "changes": "each value that changes by name: micro_batch_size, accumulation, ...; old, new",
         "step": "optimizer steps done when it became necessary, or null",
     },
+    "death": {
+        "rank": "a rank that did not end in order; one event for each, the first first",
+        "exit_code": "how it ended; negative: the signal that killed it",
+        "was_ended": "whether it was ended because another one had died before",
+        "oom_kills": "processes that the kernel ended here for want of memory, since "
+        "the attempt began",
+    },
     "outcome": {
         "status": "finished, stopped, failed or killed",
         "step": "optimizer steps done",
         "phase": "where it failed: start, settle, step, evaluate or save; null otherwise",
+        "from_outside": "what ended it from outside, so that another start may help: `loader` "
+        "(a loader process was killed), `connection` (to another rank); else null",
         "memory": "when memory ran out: device, tried_bytes, free_bytes, total_bytes, idle_bytes",
         "reason": "in words",
         "findings": "what is wrong, when it failed",
