@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +118,14 @@ class CsvSink:
             "train_loss": self._last_loss,
             **event.data["metrics"],
         }
+        try:
+            self._append(row)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full disk costs rows, which the events hold too, and no run.
+
+    def _append(self, row: dict[str, Any]) -> None:
         header = self._header()
         with self._path.open("a", newline="", encoding="utf-8") as file:
             # A run that continues keeps the columns it began with.

@@ -1,6 +1,7 @@
 """Curves for other tools, read back with those tools."""
 
 import csv
+import errno
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -137,3 +138,17 @@ def test_tensorboard_shows_samples_as_a_table_of_text(tmp_path):
     assert [dim.size for dim in event.tensor_proto.tensor_shape.dim] == [2, 3]
     cells = [cell.decode() for cell in event.tensor_proto.string_val]
     assert cells == ["given", "made", "wanted", "2 + 2", "f\u00fcnf", "4"]
+
+
+@pytest.mark.parametrize(("number", "is_borne"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_a_full_disk_costs_rows_and_no_run(tmp_path, monkeypatch, number, is_borne):
+    def fail(*_, **__):
+        raise OSError(number, "planted")
+
+    sink = CsvSink(tmp_path / "results.csv")
+    monkeypatch.setattr("phalanx.run.sinks.csv.DictWriter", fail)
+    if is_borne:
+        sink.take(evaluate_event(5))
+        return
+    with pytest.raises(OSError, match="planted"):
+        sink.take(evaluate_event(5))
