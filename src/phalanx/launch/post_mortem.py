@@ -33,8 +33,9 @@ class PostMortem:
     ) -> list[Finding]:
         """Write down who died and how, and explain it. Never fails: a run that has died must still
         say so. `beats` says where each rank was, as last heard."""
-        kills = count_oom_kills()
-        kills, self._oom_kills = kills - self._oom_kills, kills
+        before, now = self._oom_kills, count_oom_kills()
+        self._oom_kills = now
+        kills = now - before if now is not None and before is not None else None
         for death in deaths:
             write(
                 "death",

@@ -143,7 +143,7 @@ KINDS: dict[str, dict[str, str]] = {
         "absent for a launched script, as is the next",
         "step": "optimizer steps it had done",
         "oom_kills": "processes that the kernel ended here for want of memory, since "
-        "the attempt began",
+        "the attempt began; null where that is not told",
     },
     "outcome": {
         "status": "finished, stopped, failed or killed",

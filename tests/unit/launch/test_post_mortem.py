@@ -18,15 +18,17 @@ PLAIN = Finding(slug="script-failed", what="rank 0 left with exit code 1", why="
 
 
 def test_deaths_are_written_with_the_kills_since_the_last_look(tmp_path, monkeypatch):
-    kills = iter([5, 7, 7])
+    kills = iter([5, 7, 7, None])
     monkeypatch.setattr(post_mortem, "count_oom_kills", lambda: next(kills))
     examined, written = PostMortem(folder(tmp_path)), []
     write = lambda kind, **data: written.append((kind, data))  # noqa: E731
     examined.examine([RankDeath(1, -9)], 0, [], write)
     examined.examine([RankDeath(0, 1)], 1, [], write)
+    examined.examine([RankDeath(0, -9)], 2, [], write)
     assert written == [
         ("death", {"rank": 1, "exit_code": -9, "was_ended": False, "oom_kills": 2}),
         ("death", {"rank": 0, "exit_code": 1, "was_ended": False, "oom_kills": 0}),
+        ("death", {"rank": 0, "exit_code": -9, "was_ended": False, "oom_kills": None}),
     ]
 
 
