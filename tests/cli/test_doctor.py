@@ -55,6 +55,15 @@ def test_a_finished_run_exits_0_and_the_newest_is_the_default(tmp_path, monkeypa
     assert out.splitlines()[0] == "finished: finished, and nothing is wrong with it"
 
 
+def test_a_run_that_got_over_a_death_says_so(tmp_path):
+    run = died(tmp_path, {0: traceback(MISSING)}, {0: 1}, status=None)
+    died(tmp_path, {0: "all well"}, {}, attempt=1, status="finished")
+    code, out, _ = run_cli("doctor", str(run.path))
+    assert code == 0
+    assert out.startswith("finished: finished; its ranks died 1 time on the way, see below")
+    assert "attempt before  module-missing: rank 0" in out
+
+
 def test_a_slow_run_exits_0_and_says_why(tmp_path):
     run = folder(tmp_path, is_script=False, plan={"workers": 2, "ranks": 1})
     steps(run, [1.0] * 10, samples_per_s=50.0, data_wait=0.5)

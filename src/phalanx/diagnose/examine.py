@@ -69,7 +69,7 @@ def examine(run: RunDirectory) -> Diagnosis:
     earlier = [found for number in range(last) if (found := find_death(scene, number)) is not None]
     said = _said(scene)
     findings = [*judge_curves(scene), *judge_speed(scene)]
-    cause, verdict, fix = _verdict(scene, status, death, said, findings)
+    cause, verdict, fix = _verdict(scene, status, death, said, findings, len(earlier))
     return Diagnosis(
         run=str(run.path),
         kind="launch" if scene.is_script else "train",
@@ -112,11 +112,15 @@ def _verdict(
     death: Death | None,
     said: list[Finding],
     findings: list[Finding],
+    deaths: int,
 ) -> tuple[str | None, str, str | None]:
     again = facts_of_run(scene)["again"]
     if status not in BAD:
         worst = next((finding for finding in findings if finding.severity != "note"), None)
         if worst is None:
+            if deaths:
+                times = f"{deaths} time{'' if deaths == 1 else 's'}"
+                return None, f"{status}; its ranks died {times} on the way, see below", None
             return None, f"{status}, and nothing is wrong with it", None
         return worst.slug, f"{status}; {worst.what}", worst.fix
     # What the command found by other means, such as no smaller plan that fits, knows more.

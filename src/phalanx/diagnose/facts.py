@@ -66,7 +66,7 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
         "oom_kills": end.oom_kills or None,
         "memory_full": _memory_full(scene),
         "memory_said": "the kernel counted no kill for want of memory meanwhile"
-        if end.exit_code == -signal.SIGKILL and not end.oom_kills
+        if end.exit_code == -signal.SIGKILL and end.oom_kills == 0
         else None,
     }
     unused = _found(_NAMES, texts, "all") or _found(_INDICES, texts, "all")

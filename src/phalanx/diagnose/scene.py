@@ -41,8 +41,8 @@ class RankEnd:
     """What it printed in that attempt, and what it wrote as its outcome."""
     was_ended: bool = False
     """By us, because another one had died before."""
-    oom_kills: int = 0
-    """Processes the kernel ended on its machine for want of memory during the attempt."""
+    oom_kills: int | None = None
+    """Processes the kernel ended here for want of memory during the attempt; None: not told."""
 
     @property
     def is_bad(self) -> bool:
@@ -166,9 +166,10 @@ class Scene:
         for line in mine[-1:]:
             with suppress(ValueError, KeyError, TypeError):
                 data = Event.from_line(line.text).data
-                kills = data.get("oom_kills") or 0
-                said = f"rank {rank} ended with exit code {data['exit_code']}; {kills} kills for "
-                return [line._replace(text=f"{said}want of memory")]
+                said = f"rank {rank} ended with exit code {data['exit_code']}"
+                kills = data.get("oom_kills")
+                counted = "" if kills is None else f"; {kills} kills for want of memory"
+                return [line._replace(text=said + counted)]
         return []
 
     def _end(
@@ -191,7 +192,7 @@ class Scene:
             has_outcome=said is not None,
             lines=lines,
             was_ended=bool(death.get("was_ended")),
-            oom_kills=death.get("oom_kills") or 0,
+            oom_kills=death.get("oom_kills"),
         )
 
     def _said_in_events(self, said: Event, rank: int) -> Iterable[LogLine]:

@@ -3,12 +3,14 @@ Finding that only says how one ended: the judgement of `phalanx doctor`, from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from phalanx.errors import Finding
 from phalanx.launch.agent import RankDeath
 from phalanx.machine.oom import count_oom_kills
 from phalanx.run.directory import RunDirectory
+from phalanx.run.heartbeat import Beat
 
 WriteEvent = Callable[..., object]
 """Kind of the event, and its fields."""
@@ -22,19 +24,26 @@ class PostMortem:
         self._oom_kills = count_oom_kills()
 
     def examine(
-        self, deaths: Sequence[RankDeath], attempt: int, findings: list[Finding], write: WriteEvent
+        self,
+        deaths: Sequence[RankDeath],
+        attempt: int,
+        findings: list[Finding],
+        write: WriteEvent,
+        beats: Mapping[int, Beat] = MappingProxyType({}),
     ) -> list[Finding]:
         """Write down who died and how, and explain it. Never fails: a run that has died must still
-        say so."""
-        kills = count_oom_kills()
-        kills, self._oom_kills = kills - self._oom_kills, kills
+        say so. `beats` says where each rank was, as last heard."""
+        before, now = self._oom_kills, count_oom_kills()
+        self._oom_kills = now
+        kills = now - before if now is not None and before is not None else None
         for death in deaths:
             write(
                 "death",
                 rank=death.rank,
                 exit_code=death.exit_code,
-                was_ended=getattr(death, "was_ended", False),
+                was_ended=death.was_ended,
                 oom_kills=kills,
+                **_place(beats.get(death.rank)),
             )
         if not findings:
             return findings
@@ -46,6 +55,10 @@ class PostMortem:
             return explain_end(Scene(self._run, is_brief=True), attempt, findings)
         except Exception as error:  # a check must not raise: it is said instead
             return [*findings, _unexplained(error)]
+
+
+def _place(beat: Beat | None) -> dict[str, object]:
+    return {} if beat is None else {"phase": beat.phase.name.lower(), "step": beat.step}
 
 
 def _unexplained(error: Exception) -> Finding:

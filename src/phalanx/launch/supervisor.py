@@ -303,7 +303,9 @@ class Supervisor:
     def _explain(
         self, outcome: Outcome, group: RankGroup | NodesGroup, attempt: int, events: EventWriter
     ) -> Outcome:
-        found = self._post_mortem.examine(group.deaths, attempt, outcome.findings, events.write)
+        found = self._post_mortem.examine(
+            group.deaths, attempt, outcome.findings, events.write, group.beats
+        )
         if found == outcome.findings:
             return outcome
         return replace(outcome, reason=found[0].what, findings=found)

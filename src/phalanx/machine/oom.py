@@ -9,12 +9,12 @@ _GROUPS = Path("/sys/fs/cgroup")
 _WHOLE_MACHINE = Path("/proc/vmstat")
 
 
-def count_oom_kills() -> int:
+def count_oom_kills() -> int | None:
     """Processes the kernel has ended for want of memory: those of our own group of processes where
     it counts them (cgroup 2: a container, a job of Slurm, a session), else of the whole machine
-    since it started; 0 where neither is told."""
+    since it started; None where neither is told."""
     count = _read(_own_events())
-    return count if count is not None else _read(_WHOLE_MACHINE) or 0
+    return count if count is not None else _read(_WHOLE_MACHINE)
 
 
 def _own_events() -> Path | None:

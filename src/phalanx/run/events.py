@@ -139,8 +139,11 @@ KINDS: dict[str, dict[str, str]] = {
         "rank": "a rank that did not end in order; one event for each, the first first",
         "exit_code": "how it ended; negative: the signal that killed it",
         "was_ended": "whether it was ended because another one had died before",
+        "phase": "where it was, as last heard: start, compile, step, evaluate, save or export; "
+        "absent for a launched script, as is the next",
+        "step": "optimizer steps it had done",
         "oom_kills": "processes that the kernel ended here for want of memory, since "
-        "the attempt began",
+        "the attempt began; null where that is not told",
     },
     "outcome": {
         "status": "finished, stopped, failed or killed",

@@ -1,5 +1,7 @@
 """What a run says of ranks that died: written down, explained, and never in the way of the end."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from phalanx.errors import Finding
@@ -9,22 +11,34 @@ from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.script_death import describe_death
 from phalanx.run.events import Event
+from phalanx.run.heartbeat import Phase
 from tests.unit.diagnose.run_folders import TRACEBACK, folder
 
 PLAIN = Finding(slug="script-failed", what="rank 0 left with exit code 1", why="so", fix="so")
 
 
 def test_deaths_are_written_with_the_kills_since_the_last_look(tmp_path, monkeypatch):
-    kills = iter([5, 7, 7])
+    kills = iter([5, 7, 7, None])
     monkeypatch.setattr(post_mortem, "count_oom_kills", lambda: next(kills))
     examined, written = PostMortem(folder(tmp_path)), []
     write = lambda kind, **data: written.append((kind, data))  # noqa: E731
     examined.examine([RankDeath(1, -9)], 0, [], write)
     examined.examine([RankDeath(0, 1)], 1, [], write)
+    examined.examine([RankDeath(0, -9)], 2, [], write)
     assert written == [
         ("death", {"rank": 1, "exit_code": -9, "was_ended": False, "oom_kills": 2}),
         ("death", {"rank": 0, "exit_code": 1, "was_ended": False, "oom_kills": 0}),
+        ("death", {"rank": 0, "exit_code": -9, "was_ended": False, "oom_kills": None}),
     ]
+
+
+def test_where_a_rank_was_is_written_with_its_death(tmp_path):
+    beat = SimpleNamespace(phase=Phase.EVALUATE, step=40)
+    written = []
+    PostMortem(folder(tmp_path)).examine(
+        [RankDeath(1, -9)], 0, [], lambda kind, **data: written.append(data), {1: beat}
+    )
+    assert (written[0]["phase"], written[0]["step"]) == ("evaluate", 40)
 
 
 def test_a_diagnosis_that_fails_is_said_and_the_end_stands(tmp_path, monkeypatch):
