@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: commands, job keys, findings, events, exit codes.
+"""Writes docs/reference from the code: commands, job keys, findings, causes, events, exit codes.
 
 python scripts/make_reference.py            write the pages
 python scripts/make_reference.py --check    exit 1 and name the pages that are out of date
@@ -18,6 +18,7 @@ import typer
 from typer.main import get_command
 
 from phalanx.cli.main import app
+from phalanx.diagnose.causes import SUBJECTS
 from phalanx.errors import ExitCode
 from phalanx.job.keys import ALIASES
 from phalanx.job.schema import Job, job_keys
@@ -34,6 +35,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "job.md": job_page(),
         "findings.md": findings_page(),
+        "causes.md": causes_page(),
         "events.md": events_page(),
         "exit-codes.md": exit_codes_page(),
     }
@@ -250,6 +252,27 @@ def _template(node: ast.expr) -> str:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _template(node.left) + _template(node.right)
     return "{...}"
+
+
+# Causes of death
+
+
+def causes_page() -> str:
+    parts = [
+        "# Causes\n",
+        "What `phalanx doctor` can name, and what a run that died says at its end. The name is "
+        "that of the Finding; `{...}` stands for what is read from logs, events, job and plan. An "
+        "*echo* only says that another rank was gone or late: any rank's own cause wins over it. A "
+        "*symptom* gives way to what says more, and so does *generic*. Where no row fits the "
+        "answer is `unknown`, with the last lines. The guide is [doctor](../guide/doctor.md).\n",
+    ]
+    for subject, causes in SUBJECTS.items():
+        rows = (
+            [f"`{c.name}`", c.grade, c.words, c.fix, c.script_fix or "the same"] for c in causes
+        )
+        header = ["name", "grade", "in words", "fix", "fix for a launched script"]
+        parts += [f"## {subject.capitalize()}\n", table(header, rows)]
+    return "\n".join(parts)
 
 
 # Events and exit codes

@@ -1,8 +1,8 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
 `phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
-`phalanx.launch(script)`, `phalanx.verify(job)`, `phalanx.bench(job)` and `phalanx.export(run)` are
-the commands of the same names.
+`phalanx.launch(script)`, `phalanx.doctor(run)`, `phalanx.verify(job)`, `phalanx.bench(job)` and
+`phalanx.export(run)` are the commands of the same names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api import (
         Bench,
+        Diagnosis,
         Estimate,
         Export,
         Result,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         Verification,
         bench,
         check,
+        doctor,
         estimate,
         export,
         launch,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bench",
+    "Diagnosis",
     "Estimate",
     "Export",
     "Result",
@@ -36,6 +39,7 @@ __all__ = [
     "Verification",
     "bench",
     "check",
+    "doctor",
     "estimate",
     "export",
     "launch",

@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.cli.follow import Result, run_prepared
 from phalanx.cli.script_view import ScriptResult, run_script
 from phalanx.diagnose.compare import TOLERANCE
+from phalanx.diagnose.examine import Diagnosis, examine
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.bench import Bench
@@ -22,9 +23,11 @@ from phalanx.launch.script import ScriptRequest, prepare_script
 from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
 from phalanx.planner.plan import Plan
+from phalanx.run.directory import find_run
 
 __all__ = [
     "Bench",
+    "Diagnosis",
     "Estimate",
     "Export",
     "Result",
@@ -32,6 +35,7 @@ __all__ = [
     "Verification",
     "bench",
     "check",
+    "doctor",
     "estimate",
     "export",
     "launch",
@@ -171,6 +175,12 @@ def export(
         weights=weights,
         output=Path(output),
     )
+
+
+def doctor(run: str | Path | None = None, output: str | Path = "runs") -> Diagnosis:
+    """Why a run died or is slow, from its directory alone; without one: the newest."""
+    reference = None if run is None else str(run)
+    return examine(find_run(reference, Path(output), command="phalanx doctor", with_scripts=True))
 
 
 def _overrides(texts: Sequence[str], keys: dict[str, Any]) -> list[Override | str]:

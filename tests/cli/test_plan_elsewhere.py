@@ -170,7 +170,7 @@ def test_why_gives_one_choice_and_the_keys_behind_it():
 
 def test_why_takes_a_job_key_too():
     got = answer("--machine", "2x 4090", "--why", "checkpoint.every")
-    assert list(got["choices"]) == ["save_every_steps", "save_every_s"]
+    assert list(got["choices"]) == ["save_every_steps", "save_every_s", "save_share"]
 
 
 def test_why_of_an_unknown_choice():

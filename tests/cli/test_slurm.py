@@ -19,7 +19,7 @@ STAND_INS = {
     "srun": 'printf "%s\\0" "$@" > argv; [[ -n $WITH_SIGNAL ]] && kill -USR1 $PPID'
     "\nwhile [[ -n $WITH_SIGNAL && ! -s scancelled ]]; do sleep 0.02; done\nexit $SRUN_CODE",
     "scancel": 'echo "$@" >> scancelled; sleep 0.1; exit 1',
-    "scontrol": 'echo "$@" >> scontrolled',
+    "scontrol": 'echo "$@" >> scontrolled; [[ $1 == show ]] && echo "PreemptTime=$PREEMPTED"',
 }
 
 
@@ -58,7 +58,7 @@ def request(*words, **changes):
         (75, True, None, "requeue 7"),
         (75, True, "4", "requeue 7"),
         (75, True, "5", ""),  # as often as it may
-        (75, False, None, ""),  # it stopped by a wish of its own: `--stop-after`
+        (75, False, None, "show job 7"),  # it stopped by a wish of its own: `--stop-after`
         (1, True, None, ""),  # a crash, though a signal came
         (0, True, None, ""),  # done before it heard
     ],
@@ -73,6 +73,13 @@ def test_only_a_run_that_was_told_to_stop_and_saved_is_queued_again(
     assert (node / "scancelled").exists() == with_signal
     if with_signal:
         assert set((node / "scancelled").read_text().splitlines()) == {"--signal=USR1 7"}
+
+
+def test_a_run_that_gives_way_to_another_is_queued_again(node):
+    script = batch_script(request())
+    assert run_script(node, script, code=1, PREEMPTED="2026-11-16T03:19:14") == (1, "")
+    for since, asked in (("2026-11-16T03:19:14", "show job 7\nrequeue 7"), ("None", "show job 7")):
+        assert run_script(node, script, code=75, PREEMPTED=since) == (75, asked)
 
 
 HOSTILE = ["a b", "'", '"', "$(touch pwned)", "`touch pwned`", ";touch pwned", "é\u202e", "-x", "*"]

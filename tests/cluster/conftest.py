@@ -50,9 +50,13 @@ PropagateResourceLimits=NONE
 GresTypes=gpu
 ReturnToService=2
 KillWait=20
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=00:30:00 State=UP
+PartitionName=urgent Nodes=ALL MaxTime=00:30:00 State=UP PriorityTier=9
+PartitionName=spare Nodes=ALL MaxTime=00:30:00 State=UP GraceTime=60
 """
 NODE = "NodeName={name} NodeAddr={address} CPUs=16 RealMemory=64000 Gres=gpu:pretended:8 \
 Feature=tiny State=UNKNOWN"

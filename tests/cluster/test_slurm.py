@@ -178,6 +178,22 @@ def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm
 
 
 @pytest.mark.full
+def test_a_job_that_must_give_way_saves_and_goes_on_when_there_is_room(folder):
+    number = submit("my job.yaml", "--nodes", "2", "--partition", "spare", "--name", "patient")
+    run = RunDirectory(folder / "runs" / f"patient_{number}")
+    wait_for(lambda: steps(run) >= 2, number)
+    argv = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
+    subprocess.run(["sbatch", *argv, "--wrap=sleep 1"], check=True)
+    wait_for(lambda: state_of(number) == "PENDING", number, timeout_s=100)
+    stopped_at = outcomes(run)[-1]["step"]
+    assert outcomes(run)[-1]["status"] == "stopped" and stopped_at < 46
+    assert (run.checkpoints / f"checkpoint-{stopped_at}").is_dir()
+    subprocess.run(["scontrol", "update", f"JobId={number}", SOON], check=True)
+    wait_for(lambda: state_of(number) == "COMPLETED", number)
+    assert f"continues at step {stopped_at}" in run_cli("slurm", "logs", number, "-n", "200").out
+
+
+@pytest.mark.full
 def test_a_script_of_the_users_own_is_queued_again_on_two_nodes_and_resumes(folder):
     script = [str(SCRIPTS / "ddp.py"), "--steps", "30", "--sleep", "0.3"]
     argv = ["--cpu", "1", "--nodes", "2", "--name", "own", "--resume-with", "--resume yes"]

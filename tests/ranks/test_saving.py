@@ -40,6 +40,26 @@ def test_keeps_the_newest_and_the_best(pool, tmp_path):
     assert saved_steps(run) == sorted({best, 11, 12})
 
 
+def test_keeps_the_three_best_across_a_resume(pool, tmp_path):
+    changes = {
+        "optimizer": {"lr": 0.3},  # large enough to go up and down
+        "evaluate": {"every": "1 steps"},
+        "checkpoint": {"every": None, "keep_best": 3},
+    }
+    run = make_run(tmp_path, ranks=1, **changes, stop_after="7 steps")
+    train(pool, run, ranks=1)
+    train(pool, change_run(run, stop_after=None), ranks=1, attempt=1)
+    evaluations = [e.data for e in read_events(run.events) if e.kind == "evaluate"]
+    ranked = sorted(evaluations, key=lambda data: data["metrics"]["loss"])
+    best = [data["step"] for data in ranked[:3]]
+    assert best != sorted(best), "a metric that only falls would show nothing"
+    assert (run.checkpoints / "best").resolve().name == f"checkpoint-{best[0]}"
+    assert set(best) <= set(saved_steps(run))
+    newest = sorted(saved_steps(run))[-2:]
+    assert set(saved_steps(run)) == {*best, *newest}
+    assert newest[-1] == 12
+
+
 def test_saves_by_the_clock(pool, tmp_path):
     changes = {"checkpoint": {"every": "0.0001 minutes", "keep": 50}, "evaluate": {"every": None}}
     run = train(pool, make_run(tmp_path, ranks=2, **changes), ranks=2)

@@ -10,6 +10,7 @@ import typer
 from phalanx.cli import (
     bench,
     check,
+    doctor,
     estimate,
     explain,
     export,
@@ -40,6 +41,7 @@ app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("stop")(stop.stop)
+app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)

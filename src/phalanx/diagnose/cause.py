@@ -38,8 +38,8 @@ def explain(compared: Comparison, one: Recording, many: Recording) -> Finding | 
 
 def explain_crash(findings: list[Finding]) -> Finding | None:
     """Why a run on one rank crashes that would not on many, if that is seen."""
-    crash = next((f for f in findings if f.slug == "rank-crashed"), None)
-    if crash is None or "process group" not in crash.what:
+    crash = next((f for f in findings if f.slug in ("rank-crashed", "no-process-group")), None)
+    if crash is None or "process group" not in crash.what + crash.why:
         return None
     return Finding(
         slug="verify-needs-ranks",

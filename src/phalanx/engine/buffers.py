@@ -92,6 +92,11 @@ class SharedBuffers:
         for norm in self._norms:
             norm.momentum = 1.0
 
+    def take_back(self) -> None:
+        """Go on from the statistics in the buffers: those of a step were put back."""
+        if self._norms and self._running is not None:
+            self._running = self._read()
+
     def collect(self) -> None:
         """Keep the statistics of the slot that just ran."""
         if self._norms:
@@ -156,6 +161,11 @@ class SharedBuffers:
                     position += len(part)
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.fill_(self._batches)
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """The buffers that hold BatchNorm's running means and variances."""
+    return [part for m in model.modules() if _keeps_statistics(m) for part in _statistics(m)]
 
 
 def statistics_names(model: nn.Module) -> set[str]:

@@ -81,7 +81,11 @@ class Fetcher(Dataset[MicroBatch]):
         if keys is None:
             keys = keys_of(self._seed, epoch, ids)
         seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
-        batch = self._fetch(ids, keys)
+        try:
+            batch = self._fetch(ids, keys)
+        except Exception as error:
+            _name_samples_in(error, ids)
+            raise
         weights = weigh(self.recipe, batch) if is_training else None
         return MicroBatch(slot.index, batch, torch.from_numpy(keys), weights, ids)
 
@@ -106,9 +110,31 @@ def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
         return lambda ids, keys: default_collate(data.__getitems__(ids.tolist()))
     if takes(data.__getitem__, 2):
         return lambda ids, keys: default_collate(
-            [data.__getitem__(i, k) for i, k in zip(ids.tolist(), keys.tolist(), strict=True)]
+            [
+                _fetch_one(data.__getitem__, i, k)
+                for i, k in zip(ids.tolist(), keys.tolist(), strict=True)
+            ]
         )
-    return lambda ids, keys: default_collate([data[i] for i in ids.tolist()])
+    return lambda ids, keys: default_collate(
+        [_fetch_one(data.__getitem__, i) for i in ids.tolist()]
+    )
+
+
+def _fetch_one(fetch: Callable[..., Any], sample: int, *key: int) -> Any:
+    try:
+        return fetch(sample, *key)
+    except Exception as error:
+        _name_samples_in(error, [sample])
+        raise
+
+
+def _name_samples_in(error: Exception, ids: Iterable[int]) -> None:
+    """Note on an exception which samples were asked for: it is printed with the traceback, also by
+    loader processes. Of a single sample it is noted once."""
+    names = [str(int(i)) for i in islice(ids, _NAMED_AT_ONCE)]
+    if not any("while fetching sample" in note for note in getattr(error, "__notes__", ())):
+        which = f"sample {names[0]}" if len(names) == 1 else f"samples {', '.join(names)}"
+        error.add_note(f"phalanx: while fetching {which}")
 
 
 def takes(method: Callable[..., Any], count: int) -> bool:
@@ -180,6 +206,8 @@ class StepInput:
     """All ranks agree not to run this step: somebody asked to stop."""
     must_save: bool
     """All ranks agree that it is time to save before this step."""
+    waited_s: float = 0.0
+    """Seconds that this process waited for the samples fetched meanwhile."""
 
 
 class Feed:
@@ -218,6 +246,7 @@ class Feed:
         self._interval, self._due_at = 1, 0
         self._asked: tuple[int, float] | None = None
         self._unheard = (False, False)
+        self._waited_s = 0.0
 
     def __iter__(self) -> Iterator[StepInput]:
         terms, ahead = self._terms, self._fetch()
@@ -234,14 +263,18 @@ class Feed:
                 None if terms is None else dict(zip(terms, values, strict=False)),
                 values[-2] > 0,
                 values[-1] > 0,
+                self._waited_s,
             )
 
     def _fetch(self) -> tuple[StepShare, list[MicroBatch], Callable[[], list[float]]] | None:
+        self._waited_s = 0.0
         share = next(self._shares, None)
         if share is None:
             return None
         loader = self._loader
+        asked_s = time.perf_counter()
         micro_batches = [next(loader) for _ in share.slots]
+        self._waited_s = time.perf_counter() - asked_s
         stop, save = self._wishes(share)
         values = [*self._local_weights(micro_batches), float(stop), float(save)]
         if self._reduce is None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from phalanx.engine.shards import Shard, find_aliases
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.job.schema import Ema as EmaJob
+
+_CHUNK_BYTES = 256 * 2**20  # of averages that are folded at a time on a GPU
 
 
 class WeightAverage:
@@ -44,24 +48,54 @@ class WeightAverage:
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Update after a step the optimizer really took: torch's hook."""
-        # fp16: GradScaler does not call an unfused optimizer for a step it skips. It does call a
-        # fused one, whose kernel reads on the device that nothing is to be done. Reading that here
-        # would wait for a GPU, so there the average also moves after a skipped step, towards
-        # weights that stayed: a few more updates among the first steps of a run.
-        overflow = getattr(optimizer, "found_inf", None)
-        if overflow is not None and overflow.device.type == "cpu" and overflow.item():
-            return
-        self.update()
+        # An optimizer is not called for a step that is skipped, or it is fused and reads on the
+        # device that nothing is to be done. Reading that here would wait for a GPU.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is None:
+            skipped = self._strategy.skips.last
+        if isinstance(skipped, torch.Tensor) and skipped.device.type == "cpu":
+            skipped = bool(skipped.item())
+        if isinstance(skipped, torch.Tensor):
+            self._update_unless(skipped)
+        elif not skipped:
+            self.update()
 
     @torch.no_grad()
     def update(self) -> None:
         """Fold the weights of this step into the average."""
-        weights = [
+        torch._foreach_lerp_(self._averages, self._wide_weights(), 1 - self.next_decay)
+        self._updates += 1
+
+    @torch.no_grad()
+    def _update_unless(self, skipped: torch.Tensor) -> None:
+        """The same where only the device knows whether it is to be done: by nothing after a skipped
+        step. No kernel interpolates by a number on the device: it takes three, and what they hand
+        over. A skipped step counts for the warm-up."""
+        rate = (1 - skipped.to(self._averages[0].dtype)) * (1 - self.next_decay)
+        weights = self._wide_weights()
+        for first, last in self._chunks:
+            averages = self._averages[first:last]
+            change = torch._foreach_sub(weights[first:last], averages)
+            torch._foreach_mul_(change, rate)
+            torch._foreach_add_(averages, change)
+        self._updates += 1
+
+    def _wide_weights(self) -> list[torch.Tensor]:
+        return [
             weight.to(average.dtype)  # the weight itself where the type is the same
             for weight, average in zip(self._weights, self._averages, strict=True)
         ]
-        torch._foreach_lerp_(self._averages, weights, 1 - self.next_decay)
-        self._updates += 1
+
+    @cached_property
+    def _chunks(self) -> list[tuple[int, int]]:
+        """Ranges of the averages that take a bounded amount of memory together."""
+        cuts, size = [0], 0
+        for index, average in enumerate(self._averages):
+            if size and size + average.nbytes > _CHUNK_BYTES:
+                cuts.append(index)
+                size = 0
+            size += average.nbytes
+        return list(pairwise([*cuts, len(self._averages)]))
 
     @property
     def next_decay(self) -> float:

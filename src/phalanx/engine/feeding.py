@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import chain, tee
 
+from phalanx.engine.cadence import Cadence
 from phalanx.engine.copying import to_device
 from phalanx.engine.data import Feed, Fetcher, Request, name_samples
 from phalanx.engine.gathering import Gathering, is_gathered
@@ -101,25 +102,28 @@ def stop_step(job: Job, plan: Plan, start: int) -> int | None:
 
 
 def make_wishes(
-    job: Job, plan: Plan, asked_to_stop: StopRequest, *, is_first: bool, start: int
+    job: Job,
+    plan: Plan,
+    asked_to_stop: StopRequest,
+    *,
+    is_first: bool,
+    start: int,
+    cadence: Cadence | None = None,
 ) -> Wishes:
     """When a run's rank wants to stop and to save. Only the first rank has a clock."""
     limit = job.stop_after
-    begun = saved_at = time.monotonic()
+    begun = time.monotonic()
     last_step = stop_step(job, plan, start)
+    cadence = cadence or Cadence(every_s=plan.save_every_s.value, clock=time.monotonic)
+    cadence.begin()
 
     def wishes(share: StepShare) -> tuple[bool, bool]:
-        nonlocal saved_at
         stop = asked_to_stop.is_set or (last_step is not None and share.step >= last_step)
         if not is_first:
             return stop, False
         now = time.monotonic()
         if limit is not None and limit.unit == "minutes" and now - begun > limit.count * 60:
             stop = True
-        save_every = plan.save_every_s.value
-        save = save_every is not None and now - saved_at > save_every
-        if save:
-            saved_at = now
-        return stop, save
+        return stop, cadence.wants()
 
     return wishes

@@ -31,6 +31,7 @@ from phalanx.engine.data import MicroBatch, StepInput, map_tensors
 from phalanx.engine.fixed_places import Numbers, copy_batch, sign_of
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
+from phalanx.engine.skipping import poisoned
 from phalanx.engine.step import StepResult, device_seeder, late_weight_finding, weight_name
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
@@ -131,7 +132,8 @@ class GraphedStep:
             if result.weights is None and len(parts) != 1:
                 raise UserError(late_weight_finding(list(terms)))
             objective = sum(parts[1:], parts[0])
-        self._strategy.backward(objective)
+        own = objective.detach()
+        self._strategy.backward(objective, poisoned(torch.ones_like(own), own))
 
     def _add_late(self, so_far: Tensor | None, weight: float | Tensor) -> Tensor:
         if not isinstance(weight, Tensor):  # a copy from the host cannot be captured

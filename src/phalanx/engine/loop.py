@@ -3,16 +3,15 @@
 for step in feed:                     fetched, weighed and agreed on one step ahead
     if must_save: save                a wish of time, agreed by all ranks
     if must_stop: save, end           a signal or a limit, agreed by all ranks
-    run the step                      -> "step" every logging.every steps
+    run the step                      -> "step" every logging.every steps, "skipped"
     if due or last: evaluate          -> "evaluate", "samples"; best and patience are updated
-    if due or best or last: save      -> "checkpoint"
+    if due or best or last: save      copied here, written beside training (saving.py)
     if out of patience: end
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +24,11 @@ from phalanx.engine.fast_path import say_dropped, take_graph
 from phalanx.engine.garbage import Garbage
 from phalanx.engine.graph import GraphedStep
 from phalanx.engine.heart import HEART
+from phalanx.engine.skipped_steps import describe_skip, too_many_skips
 from phalanx.engine.step import StepResult, TrainStep, divide, weight_of
 from phalanx.engine.strategies.base import Strategy
-from phalanx.engine.telemetry import SpeedMeter, memory_bytes
-from phalanx.errors import Finding
+from phalanx.engine.telemetry import SpeedMeter, memory_bytes, memory_trouble
+from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
 from phalanx.run.heartbeat import Part
@@ -43,13 +43,22 @@ class Counters:
     best_step: int | None = None
     evaluated_step: int | None = None
     evaluations_without_best: int = 0
+    top: list[tuple[float, int]] = field(default_factory=list)
+    """Metric and step of the best evaluations, the best first: `checkpoint.keep_best` of them."""
+    skipped: int = 0
+    """Steps that changed nothing, because something was not finite."""
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "top": [list(entry) for entry in self.top]}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Counters:
-        return cls(**{name: record[name] for name in vars(cls())})
+        known = vars(cls()).keys() & record.keys()  # an older version may have left some out
+        counters = cls(**{name: record[name] for name in known})
+        counters.top = [(float(value), int(step)) for value, step in counters.top]
+        if not counters.top and counters.best is not None and counters.best_step is not None:
+            counters.top = [(counters.best, counters.best_step)]
+        return counters
 
 
 @dataclass
@@ -63,20 +72,24 @@ class Loop:
     evaluator: Evaluator | None
     terms: list[str]
     """Names of the loss terms, for a rank whose step had no micro-batch; empty on one rank."""
-    save: Callable[[Counters, bool], dict[str, Any]]
-    """Write a checkpoint (step and counters, whether it is the best) and say what was written."""
+    save: Callable[[Counters, bool], None]
+    """Keep a checkpoint: step and counters, whether it is the best."""
     loss_scale: Callable[[], float | None]
+    is_worth_saving: Callable[[], bool] = lambda: True
+    """Whether what is due by the number of steps is saved now; every rank asks."""
     watch: Callable[[], Iterable[tuple[str, dict[str, Any]]]] = tuple
     """Looks, where a step is logged, whether the fast path still holds; every rank asks."""
     counters: Counters = field(default_factory=Counters)
     ended_because: str = "finished"
     _saved_step: int | None = None
+    _read_step: int = 0
+    _in_a_row: int = 0
     _warned: bool = False
 
     def run(self, feed: Iterable[StepInput]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Train, and yield what happens as (event kind, data)."""
         batch, total = self.plan.batch, self.plan.total_steps.value
-        self._saved_step = self.counters.step
+        self._saved_step = self._read_step = self.counters.step
         if self.job.evaluate.at_start and self.counters.step == 0 and self.evaluator is not None:
             # Only looked at: what is best is chosen among checkpoints, and there is none yet.
             yield from self._say_evaluation(self.evaluator.run(), is_best=False)
@@ -86,11 +99,12 @@ class Loop:
             for step in feed:
                 if step.must_save:
                     with meter.paused():
-                        yield from self._save(is_best=False)
+                        self._save(is_best=False)
                 if step.must_stop:
                     self.ended_because = "stopped"
-                    yield from self._save(is_best=False)
+                    self._save(is_best=False)
                     return
+                meter.wait(step.waited_s)
                 result = self.train_step.run(step)
                 self.counters.step = done = step.share.step + 1
                 step_done(done)
@@ -99,7 +113,9 @@ class Loop:
                 if done % self.job.logging.every == 0 or is_last:
                     yield from self._log(result, step.share.consumed, meter)
                 is_evaluated = is_last or _due(self.plan.evaluate_every, done)
-                is_saved = is_last or _due(self.plan.save_every_steps, done)
+                is_saved = is_last or (
+                    _due(self.plan.save_every_steps, done) and self.is_worth_saving()
+                )
                 if is_evaluated or is_saved:
                     with meter.paused():
                         yield from self._pause(is_evaluated, is_saved)
@@ -109,19 +125,19 @@ class Loop:
                         f"no better {self.plan.metric.value} in "
                         f"{self.job.evaluate.early_stopping} evaluations"
                     )
-                    yield from self._save(is_best=False)
+                    self._save(is_best=False)
                     return
                 garbage.after_step()
 
     def _pause(self, is_evaluated: bool, is_saved: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         """What is due between two steps."""
-        is_best = False
+        is_best = is_among_best = False
         if self.evaluator is not None and is_evaluated:
             evaluation = self.evaluator.run()
-            is_best = self._judge(evaluation)
+            is_best, is_among_best = self._judge(evaluation)
             yield from self._say_evaluation(evaluation, is_best=is_best)
-        if is_saved or is_best:
-            yield from self._save(is_best=is_best)
+        if is_saved or is_among_best:
+            self._save(is_best=is_best, is_among_best=is_among_best)
 
     def _is_out_of_patience(self) -> bool:
         patience = self.job.evaluate.early_stopping
@@ -135,6 +151,8 @@ class Loop:
         HEART.at(Part.AGREE)
         loss = sum(terms.values())
         norm = result.grad_norm
+        device = self.strategy.process.device
+        retries, faults = memory_trouble(device)
         yield (
             "step",
             {
@@ -146,11 +164,15 @@ class Loop:
                 "lr": result.lr,
                 "grad_norm": float(norm) if norm is not None else None,
                 "samples_per_s": round(meter.read(consumed), 3),
-                "memory_bytes": memory_bytes(self.strategy.process.device),
+                "data_wait": round(meter.data_wait or 0.0, 4),
+                "memory_bytes": memory_bytes(device),
+                "alloc_retries": retries,
+                "major_faults": faults,
                 "loss_scale": self.loss_scale(),
             },
         )
         yield from self.watch()
+        yield from self._say_skipped(loss)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             yield "finding", {"finding": _not_finite(loss, self.counters.step).to_json()}
@@ -173,21 +195,51 @@ class Loop:
             for name, value in zip(names, values, strict=True)
         }
 
-    def _judge(self, evaluation: Evaluation) -> bool:
-        """Whether this evaluation is the best so far; counts how long ago that was."""
+    def _say_skipped(self, loss: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Steps since the last log that changed nothing; ends the run after too many in a row. The
+        device was waited for already."""
+        flags = self.strategy.skips.read(self.counters.step - self._read_step)
+        self._read_step = self.counters.step
+        limit, most = self.job.stop_after_bad_steps, 0
+        for step, is_skipped in enumerate(flags, start=self.counters.step - len(flags) + 1):
+            self._in_a_row = self._in_a_row + 1 if is_skipped else 0
+            most = max(most, self._in_a_row)
+            if is_skipped:
+                self.counters.skipped += 1
+                skipped = describe_skip(self.job, self.plan, step, loss)
+                yield (
+                    "skipped",
+                    {**skipped.facts, "in_a_row": self._in_a_row, "total": self.counters.skipped},
+                )
+                # fp16 looks for the largest loss scale that does not overflow: nothing is wrong.
+                if not self._warned and self.loss_scale() is None:
+                    self._warned = True
+                    yield "finding", {"finding": skipped.finding().to_json()}
+        if limit is not None and most >= limit:
+            self._save(is_best=False)
+            raise UserError(
+                too_many_skips(self.counters.step, most, limit), exit_code=ExitCode.FAILED
+            )
+
+    def _judge(self, evaluation: Evaluation) -> tuple[bool, bool]:
+        """Whether this evaluation is the best so far, and whether it is among those to keep; counts
+        how long ago the best was."""
         counters, name = self.counters, self.plan.metric.value
         value = evaluation.metrics.get(name)
         counters.evaluated_step = counters.step
         if value is None or not math.isfinite(value):
             counters.evaluations_without_best += 1
-            return False
+            return False, False
         sign = 1 if self.plan.metric_mode.value == "max" else -1
+        ranked = sorted([*counters.top, (value, counters.step)], key=lambda e: (-sign * e[0], e[1]))
+        counters.top = ranked[: self.job.checkpoint.keep_best]
+        is_among_best = (value, counters.step) in counters.top
         if counters.best is not None and sign * value <= sign * counters.best:
             counters.evaluations_without_best += 1
-            return False
+            return False, is_among_best
         counters.best, counters.best_step = value, counters.step
         counters.evaluations_without_best = 0
-        return True
+        return True, True
 
     def _say_evaluation(
         self, evaluation: Evaluation, *, is_best: bool
@@ -207,15 +259,11 @@ class Loop:
             made = [sample._asdict() for sample in evaluation.made]
             yield "samples", {"step": self.counters.step, "samples": made}
 
-    def _save(self, *, is_best: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self._saved_step == self.counters.step and not is_best:
+    def _save(self, *, is_best: bool, is_among_best: bool = False) -> None:
+        if self._saved_step == self.counters.step and not (is_best or is_among_best):
             return
-        started = time.perf_counter()
-        saved = self.save(self.counters, is_best)
+        self.save(self.counters, is_best)
         self._saved_step = self.counters.step
-        if saved:
-            seconds = round(time.perf_counter() - started, 6)
-            yield "checkpoint", {**saved, "is_best": is_best, "seconds": seconds}
 
 
 def _due(every: Any, done: int) -> bool:

@@ -42,9 +42,11 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def open_group(self) -> Any:
+    def open_group(self, backend: str | None = None, *, timeout: timedelta | None = None) -> Any:
         """A further group of all ranks, whose messages no other can get in between."""
-        return dist.new_group(timeout=self.timeout) if self.world > 1 else None
+        if self.world == 1:
+            return None
+        return dist.new_group(backend=backend, timeout=timeout or self.timeout)
 
     def reduce_control(self, tensor: torch.Tensor) -> Any:
         """Start summing a small CPU tensor over the ranks; wait on what is returned, if any."""

@@ -21,6 +21,7 @@ from phalanx.engine.data import ANY_TERM, MicroBatch, StepInput
 from phalanx.engine.heart import HEART
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
+from phalanx.engine.skipping import poisoned
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import deal
@@ -158,7 +159,8 @@ class TrainStep:
             ((name, term),) = terms.items()
             own = term.sum.detach()
             result.sums[name] = result.sums[name] + own if name in result.sums else own
-            return term.sum, self._first_gradient(own, factor, weight_of(result.weights, name))
+            gradient = self._first_gradient(own, factor, weight_of(result.weights, name))
+            return term.sum, poisoned(gradient, own)
         parts = []
         for name, term in terms.items():
             own = term.sum.detach()
@@ -174,7 +176,11 @@ class TrainStep:
         if result.weights is None and len(parts) != 1:
             raise UserError(late_weight_finding(list(terms)))
         objective = sum(parts[1:], parts[0])
-        return (objective if factor == 1.0 else objective * factor), None
+        objective = objective if factor == 1.0 else objective * factor
+        if self._strategy.is_idle:
+            return objective, None
+        own = objective.detach()
+        return objective, poisoned(torch.ones_like(own), own)
 
     def _first_gradient(self, total: torch.Tensor, factor: float, weight: float) -> torch.Tensor:
         """What backward through `total / weight * factor` would begin with, to the bit, without

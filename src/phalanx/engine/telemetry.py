@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,13 @@ class SpeedMeter:
         self._since = time.perf_counter()
         self._consumed = consumed
         self._paused_s = 0.0
+        self._waited_s = 0.0
+        self.data_wait: float | None = None
+        """Share of the time before the last reading in which there were no samples."""
+
+    def wait(self, seconds: float) -> None:
+        """Samples were waited for so long."""
+        self._waited_s += seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -32,7 +40,8 @@ class SpeedMeter:
         now = time.perf_counter()
         elapsed = max(now - self._since - self._paused_s, 1e-9)
         rate = (consumed - self._consumed) / elapsed
-        self._since, self._consumed, self._paused_s = now, consumed, 0.0
+        self.data_wait = min(1.0, self._waited_s / elapsed)
+        self._since, self._consumed, self._paused_s, self._waited_s = now, consumed, 0.0, 0.0
         return rate
 
 
@@ -46,6 +55,15 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.current_allocated_memory())
     return _resident_bytes(os.getpid())()
+
+
+def memory_trouble(device: torch.device) -> tuple[int, int]:
+    """Since the start: how often the device's allocator had to give back what it kept and ask
+    again, and how many pages of this process had to be read from disk."""
+    retries = 0
+    if device.type == "cuda":
+        retries = int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
+    return retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 @cache

@@ -15,13 +15,12 @@ import os
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard
 
 _NAMES = {
@@ -37,66 +36,90 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_CHUNK_BYTES = 64 * 2**20  # what is read at a time; nothing larger passes through host memory
+CHUNK_BYTES = 64 * 2**20
+"""What is read or written at a time."""
 _SAMPLED_BYTES = 4096  # of a tensor at a time, for a fingerprint
 _MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit
 
 
-def write_tensors(path: Path, shards: Mapping[str, Shard], process: Process | None = None) -> None:
-    """Write a file. With `process` every rank calls this and writes its ranges; without, the caller
-    holds everything."""
-    header, offsets = _layout(shards)
-    if process is None or process.is_first:
-        path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as file:
-            file.write(header)
-            last = max((offsets[n] + _num_bytes(s) for n, s in shards.items()), default=0)
-            file.truncate(max(last, len(header)))
-    if process is not None:
-        process.barrier()
+class Part(NamedTuple):
+    """What goes into a file of one tensor from here: a range of its elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    start: int
+    """Where the range begins in the flattened whole."""
+    pieces: list[Tensor]
+    """One behind the other, on any device; none where another rank writes them down."""
+
+
+def part_of(shard: Shard) -> Part:
+    """A shard as it is, without a copy: it must not change before it is written."""
+    tensor = shard.tensor.detach()
+    pieces = [tensor] if shard.is_mine else []
+    return Part(tensor.dtype, shard.shape, shard.start, pieces)
+
+
+class Layout:
+    """Where each tensor lies in a file; the same on every rank."""
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        position, places = 0, {}
+        # Large elements first keeps every tensor aligned, as the reference implementation does.
+        for name, part in sorted(
+            parts.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
+        ):
+            size = prod(part.shape) * part.dtype.itemsize
+            places[name] = position
+            entries[name] = {
+                "dtype": _NAMES[part.dtype],
+                "shape": list(part.shape),
+                "data_offsets": [position, position + size],
+            }
+            position += size
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.header = len(text).to_bytes(8, "little") + text
+        self.places = {name: len(self.header) + place for name, place in places.items()}
+        self.num_bytes = len(self.header) + position
+
+
+def write_tensors(path: Path, shards: Mapping[str, Shard]) -> None:
+    """Write a whole file from one process."""
+    parts = {name: part_of(shard) for name, shard in shards.items()}
+    layout = Layout(parts)
+    create_file(path, layout)
+    write_parts(path, layout, parts)
+
+
+def create_file(path: Path, layout: Layout) -> None:
+    """Make the file that ranks then write their parts into: its header, and its length."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.num_bytes)
+
+
+def write_parts(path: Path, layout: Layout, parts: Mapping[str, Part]) -> None:
+    """Write what is here into a file that was created, and wait until it is on disk."""
     with path.open("r+b") as file:
-        for name, shard in shards.items():
-            if shard.is_mine or process is None:
-                _write_range(file.fileno(), shard, offsets[name])
+        for name, part in parts.items():
+            offset = layout.places[name] + part.start * part.dtype.itemsize
+            for piece in part.pieces:
+                offset = _write_piece(file.fileno(), piece, offset)
         os.fsync(file.fileno())
-    if process is not None:
-        process.barrier()
 
 
-def _layout(shards: Mapping[str, Shard]) -> tuple[bytes, dict[str, int]]:
-    """The header, and where each tensor begins in the file; the same on every rank."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position, places = 0, {}
-    # Large elements first keeps every tensor aligned, as the reference implementation does.
-    ordered = sorted(shards.items(), key=lambda item: (-item[1].tensor.element_size(), item[0]))
-    for name, shard in ordered:
-        size = _num_bytes(shard)
-        places[name] = position
-        entries[name] = {
-            "dtype": _NAMES[shard.tensor.dtype],
-            "shape": list(shard.shape),
-            "data_offsets": [position, position + size],
-        }
-        position += size
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + place for name, place in places.items()}
-
-
-def _num_bytes(shard: Shard) -> int:
-    return prod(shard.shape) * shard.tensor.element_size()
-
-
-def _write_range(file: int, shard: Shard, offset: int) -> None:
-    tensor = shard.tensor.detach().reshape(-1).contiguous()
-    offset += shard.start * tensor.element_size()
-    step = max(1, _CHUNK_BYTES // tensor.element_size())
-    for first in range(0, tensor.numel(), step):
-        part = as_bytes(tensor[first : first + step]).data
-        while part:
-            written = os.pwrite(file, part, offset)
-            part, offset = part[written:], offset + written
+def _write_piece(file: int, piece: Tensor, offset: int) -> int:
+    flat, step = piece.reshape(-1), max(1, CHUNK_BYTES // piece.element_size())
+    for first in range(0, flat.numel(), step):
+        rest = as_bytes(flat[first : first + step]).data
+        while rest:
+            written = os.pwrite(file, rest, offset)
+            rest, offset = rest[written:], offset + written
+    return offset
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -161,7 +184,7 @@ class TensorFile:
             raise ValueError(f"`{name}` is {list(shape)} in {self._path}, here {list(shard.shape)}")
         target = shard.tensor.detach()
         flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-        step = _CHUNK_BYTES // dtype.itemsize
+        step = CHUNK_BYTES // dtype.itemsize
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._begin + begin + shard.start * dtype.itemsize)
             for first in range(0, flat.numel(), step):

@@ -25,7 +25,7 @@ from phalanx.engine.process import Process, StopRequest, join
 from phalanx.engine.saving import Saving
 from phalanx.engine.stacks import answer_with_collectives
 from phalanx.engine.step import TrainStep
-from phalanx.errors import ExitCode
+from phalanx.errors import ExitCode, Finding
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
@@ -159,7 +159,14 @@ class Worker:
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
         evaluator = self._make_evaluator(parts, saving.average)
-        wishes = make_wishes(job, plan, self.stop, is_first=process.is_first, start=counters.step)
+        wishes = make_wishes(
+            job,
+            plan,
+            self.stop,
+            is_first=process.is_first,
+            start=counters.step,
+            cadence=saving.cadence,
+        )
         # All loader processes are forked here, before any step.
         with process.resting() if plan.workers.value > 0 else nullcontext():
             if evaluator is not None and plan.workers.value > 0:
@@ -174,7 +181,8 @@ class Worker:
             evaluator=evaluator,
             terms=parts.terms,
             # A recorded run is looked at and thrown away.
-            save=(lambda *_: {}) if plan.is_recorded else during("save")(saving.save),
+            save=(lambda *_: None) if plan.is_recorded else during("save")(saving.save),
+            is_worth_saving=saving.is_due,
             loss_scale=lambda: parts.precision.loss_scale,
             watch=lambda: say_dropped(parts.fast_path.watch()),
             counters=counters,
@@ -184,11 +192,14 @@ class Worker:
             answer_with_collectives(self.run, process.rank)
         if plan.compile.value != "off":
             notice_compiling()
-        with during("step", lambda: counters.step):
-            for kind, facts in loop.run(feed):
-                if process.is_first:
-                    self.events.write(kind, **facts)
-        return self._outcome(loop)
+        try:
+            with during("step", lambda: counters.step):
+                for kind, facts in loop.run(feed):
+                    if process.is_first:
+                        self.events.write(kind, **facts)
+        finally:
+            saving.close()  # a failure loses nothing that was copied
+        return self._outcome(loop, saving.finish(counters.step))
 
     def _make_evaluator(self, parts: Assembly, average: WeightAverage | None) -> Evaluator | None:
         if self.plan.num_test_samples.value == 0:
@@ -219,8 +230,18 @@ class Worker:
             resumed_from=str(saved.path) if saved else None,
         )
 
-    def _outcome(self, loop: Loop) -> dict[str, Any]:
+    def _outcome(self, loop: Loop, lost: list[Finding]) -> dict[str, Any]:
         is_stopped = loop.ended_because == "stopped"
+        if lost and self.process.is_first:
+            return {
+                "status": "failed",
+                "step": loop.counters.step,
+                "phase": "save",
+                "memory": None,
+                "reason": lost[0].what,
+                "findings": [finding.to_json() for finding in lost],
+                "exit_code": int(ExitCode.FAILED),
+            }
         return {
             "status": "stopped" if is_stopped else "finished",
             "step": loop.counters.step,

@@ -107,11 +107,18 @@ class Evaluate(Strict):
 class Checkpoint(Strict):
     """When to save, and how much to keep."""
 
-    every: Every | None = Interval(count=1, unit="epochs")
-    """How often to save: `500 steps`, `1 epochs`, `10 minutes`; `null` saves only at the end."""
+    every: Literal["auto"] | Every | None = "auto"
+    """How often to save: `500 steps`, `1 epochs`, `10 minutes`; `null` saves only at the end.
+    `auto` saves after each epoch and at least every 10 minutes, less often where training would
+    stand still for more than 1% of the time."""
     keep: int = Field(default=2, ge=2)
     """How many of the newest checkpoints to keep, besides the best. At least 2: the newest may be
     the one that is damaged."""
+    keep_best: int = Field(default=1, ge=1, le=1000)
+    """How many of the best checkpoints to keep, by `evaluate.metric`; `best` points at the best."""
+    background: Switch = "auto"
+    """Copy the state to host memory and write it while training goes on; `off` lets training wait
+    until all is on disk. `auto` does so where the host has the memory."""
 
 
 class Hang(Strict):
@@ -267,6 +274,9 @@ class Job(Strict):
     """Let cuDNN try its kernels for convolutions out, for each size it meets: 5 to 20 s at the
     start, and whatever memory is free meanwhile. `auto` does so in fp32 and TF32 where the job is
     long and `determinism` is fast."""
+    stop_after_bad_steps: int | None = Field(default=25, ge=1)
+    """Stop after so many optimizer steps in a row whose loss or gradients were not finite. Each of
+    them is skipped on all ranks. In fp16 those that find the loss scale count. `null`: never."""
     max_restarts: int = Field(default=3, ge=0)
     """How often in a row the ranks are started again, after one of them was killed or hung, before
     a newer checkpoint is there: each one begins the count anew. Then the run ends with exit code

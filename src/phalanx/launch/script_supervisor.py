@@ -7,17 +7,18 @@ own, and their output is all they say.
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.agent import RankDeath, kill_reason
+from phalanx.launch.agent import RankDeath
 from phalanx.launch.joined import judge_ranks
 from phalanx.launch.nodes import Nodes
+from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.script import PreparedScript
+from phalanx.launch.script_death import describe_death
 from phalanx.launch.script_environment import Place, hold_port
 from phalanx.launch.script_events import ScriptEvents
 from phalanx.launch.script_nodes import NodesScriptRanks, rank_environments
@@ -34,9 +35,6 @@ _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
 _QUIET_S = 60.0  # without a loss in the output: a script that prints none has its GPUs by then
 _USAGE = 2  # argparse's exit code: the same words fail again
-_ERROR_LINE = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Warning)\b.*")
-_TORCH_MARK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before a traceback in a group
-_FRAME_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ class ScriptSupervisor:
         self._run = run
         self._prepared = prepared
         self._nodes = nodes
+        self._post_mortem = PostMortem(run)
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
@@ -96,10 +95,10 @@ class ScriptSupervisor:
             began_s = time.monotonic()
             ranks, read = self._attempt(restarts, events)
             step = read.step if read.step is not None else step
+            outcome = self._explain(self._judge(ranks, step, restarts), ranks, events)
             if not ranks.deaths or self._asked or ranks.lost is not None:
-                return self._end(events, self._judge(ranks, step, restarts))
+                return self._end(events, outcome)
             barren = 0 if read.has_progress or time.monotonic() - began_s > _LONG_S else barren + 1
-            outcome = self._judge(ranks, step, restarts)
             refusal = self._why_no_restart(ranks.deaths[0], barren, restarts)
             if refusal is not None:
                 outcome.findings.extend(refusal)
@@ -213,8 +212,19 @@ class ScriptSupervisor:
         if self._asked:
             reason = f"rank {death.rank} left with {code} after {self._asked[0].name}"
             return ScriptOutcome("stopped", code, reason, step, restarts)
-        finding = diagnose_death(death, ranks.last_lines(death.rank), self._run)
+        finding = describe_death(death, ranks.last_lines(death.rank), self._run)
         return ScriptOutcome("failed", code, finding.what, step, restarts, [finding])
+
+    def _explain(
+        self, outcome: ScriptOutcome, ranks: AnyRanks, events: EventWriter
+    ) -> ScriptOutcome:
+        def write(kind: str, **data: object) -> None:
+            self._tell(events, kind, **data)
+
+        found = self._post_mortem.examine(ranks.deaths, events.attempt, outcome.findings, write)
+        if found == outcome.findings:
+            return outcome
+        return replace(outcome, reason=found[0].what, findings=found)
 
     def _why_no_restart(self, death: RankDeath, barren: int, restarts: int) -> list[Finding] | None:
         """Findings when another attempt makes no sense (none, where that needs no words); None when
@@ -283,32 +293,3 @@ class ScriptSupervisor:
             for sink in self._sinks:
                 sink.take(event)
             self._on_event(event)
-
-
-def diagnose_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
-    """Which rank, how, and the last line of its traceback."""
-    lines = [_TORCH_MARK.sub("", line) for line in lines]
-    error = next((x.strip() for x in reversed(lines) if _ERROR_LINE.match(x)), None)
-    frame = next((found for x in reversed(lines) if (found := _FRAME_LINE.match(x))), None)
-    log = run.log_file(death.rank)
-    tail = f"read its last lines: `tail {log}`"
-    if death.exit_code < 0:
-        number = -death.exit_code
-        known = {int(member): member.name for member in signal.Signals}
-        name = known.get(number, f"signal {number}")
-        return Finding(
-            slug="rank-killed",
-            what=f"rank {death.rank} was killed by {name}",
-            why=kill_reason(name),
-            fix=tail,
-        )
-    where = f'"{frame[1]}", line {frame[2]}, in {frame[3]}' if frame else "it printed no traceback"
-    if error is not None and "out of memory" in error:
-        tail = f"a smaller batch per device with more --gradient-accumulation; {tail}"
-    return Finding(
-        slug="script-failed",
-        what=f"rank {death.rank} left with exit code {death.exit_code}"
-        + (f": {error}" if error is not None else ""),
-        why=f"its last traceback ends at {where}" if frame else where,
-        fix=tail,
-    )

@@ -26,7 +26,8 @@ words=(--nodes="$SLURM_NNODES" --rendezvous="$host:$port" "${words[@]}")
 """
 
 ONE_NODE = """\
-# One task per node, which starts a rank per GPU itself. Only the ranks listen to USR1.
+# One task per node, which starts a rank per GPU itself. USR1 before it listens is ignored: it
+# comes again.
 srun --nodes=1 --ntasks-per-node=1{cpus} --kill-on-bad-exit=1 \\
   bash -c 'trap "" USR1; exec "$@"' phalanx {python} -m phalanx {verb} "${{words[@]}}" &
 """
@@ -68,10 +69,15 @@ done
 [[ -n $reminder ]] && kill "$reminder" 2>/dev/null
 
 # Only a run that was told to stop here, and has saved, goes on later. A crash is not repeated.
-restarts=${{SLURM_RESTART_COUNT:-0}}
-if ((code == {stopped} && signals > 0 && is_cancelled == 0)); then
+restarts=${{SLURM_RESTART_COUNT:-0}} reason=
+((signals > 0 && is_cancelled == 0)) && reason="the time limit"
+# A job that has to give way to another: TERM came to its step, perhaps not here.
+[[ -z $reason && $code == {stopped} ]] &&
+  [[ $(scontrol show job "$SLURM_JOB_ID" 2>/dev/null) == *PreemptTime=2* ]] &&
+  reason="giving way to another job"
+if [[ $code == {stopped} && -n $reason ]]; then
   if ((restarts < {max_requeues})); then
-    echo "phalanx: saved before the time limit; queued again ($((restarts + 1)) of {max_requeues})"
+    echo "phalanx: saved before $reason; queued again ($((restarts + 1)) of {max_requeues})"
     scontrol requeue "$SLURM_JOB_ID"
   else
     echo "phalanx: saved, not queued again: that was done {max_requeues} times (--max-requeues)" >&2

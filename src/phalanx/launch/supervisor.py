@@ -21,7 +21,9 @@ from phalanx.launch.node_loss import LossOfNodes
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.nodes_group import NodeLostError, NodesGroup
 from phalanx.launch.outcomes import Outcome
+from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
+from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.recovery import (
     Revision,
     does_not_fit,
@@ -71,6 +73,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
+        self._post_mortem = PostMortem(run)
         self._devices = devices or Devices()
         self._replan = replan
         self._asked: list[signal.Signals] = []
@@ -114,6 +117,7 @@ class Supervisor:
                 self._sinks = self._make_sinks()
             ends = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, ends)
+            outcome = self._explain(outcome, self._group, attempt, events)
             if self._revise(ends, events):
                 attempt += 1
                 continue
@@ -174,6 +178,7 @@ class Supervisor:
         ends: list[Event] = []
         forwarded = 0
         gone_s: float | None = None
+        usage = RankUsage(self._run, self._plan, attempt=events.attempt)
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -184,15 +189,19 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.take(event)
                 self._on_event(event)
+                usage.take(event)
                 if event.kind == "dropped":
                     self._drop(event, events)
                 if event.kind == "compared":
                     keep_comparison(self._plan, self._run)
                 if event.kind == "checkpoint":
                     self._saved_step = event.data["step"]
+            for sample in usage.look():
+                events.write("usage", **sample)
             if not is_running:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
+                    usage.close()
                     return ends
             hung = self._watch.look(group.beats) if self._hung is None else None
             if hung is not None:
@@ -290,6 +299,14 @@ class Supervisor:
         if failed is not None:
             return outcomes.from_event(failed), failed.data.get("from_outside") is not None
         return outcomes.from_event(ends[0]), False
+
+    def _explain(
+        self, outcome: Outcome, group: RankGroup | NodesGroup, attempt: int, events: EventWriter
+    ) -> Outcome:
+        found = self._post_mortem.examine(group.deaths, attempt, outcome.findings, events.write)
+        if found == outcome.findings:
+            return outcome
+        return replace(outcome, reason=found[0].what, findings=found)
 
     def _out_of_memory(self, failure: Event) -> Outcome:
         outcome = outcomes.from_event(failure)

@@ -64,6 +64,8 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "metric_mode": ("evaluate.mode",),
     "save_every_steps": ("checkpoint.every",),
     "save_every_s": ("checkpoint.every",),
+    "save_share": ("checkpoint.every",),
+    "save_in_background": ("checkpoint.background",),
     "speedup": _DEVICES,
     "parameters": ("recipe", "options"),
     "memory_bytes": (*_MEMORY, "optimizer.name", "ema.decay", "fsdp.shard_ranks"),

@@ -122,6 +122,10 @@ class Plan:
     """Steps between checkpoints, when counted in steps."""
     save_every_s: Decision[float | None]
     """Seconds between checkpoints, when counted in minutes."""
+    save_share: Decision[float | None] = Decision(None, "as often as checkpoint.every says")
+    """How much of the time training may stand still for checkpoints; None: as it comes."""
+    save_in_background: Decision[str] = Decision("off", "checkpoint.background = off")
+    """`on` or `off`: whether checkpoints are written while training goes on."""
 
     speedup: Decision[float]
     """Expected speed-up over one rank."""

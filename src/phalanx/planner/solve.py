@@ -28,7 +28,13 @@ from phalanx.planner.forecast_reasons import with_forecast
 from phalanx.planner.forecaster import Forecaster
 from phalanx.planner.frozen import choose_frozen_precision, frozen_by_deepspeed
 from phalanx.planner.identity import identity_of
-from phalanx.planner.intervals import choose_evaluation, choose_length, choose_saving
+from phalanx.planner.intervals import (
+    choose_background,
+    choose_evaluation,
+    choose_length,
+    choose_save_share,
+    choose_saving,
+)
 from phalanx.planner.learning_rate import choose_warmup, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
 from phalanx.planner.memory import make_footprint, smallest_memory, with_memory
@@ -203,6 +209,8 @@ def _solve(
         metric_mode=_asked_or(job.evaluate.mode, trace.metric_mode, "evaluate.mode"),
         save_every_steps=save_steps,
         save_every_s=save_seconds,
+        save_share=choose_save_share(job),
+        save_in_background=choose_background(job),
         speedup=expected_speedup(batch, ranks),
         parameters=Decision(trace.parameters, f"{trace.trainable_parameters} of them learn"),
         worker_env=_worker_env(machine, determinism.value, device, previous),

@@ -122,8 +122,9 @@ class Recipe:
 
     def export(self, tensors: Mapping[str, Tensor], folder: Path, form: str) -> None:
         """Write what other tools read into a folder. `tensors` are those of a checkpoint, read when
-        they are looked up. `form` is `checkpoint` (beside each checkpoint's own files), `final` (at
-        the end of training), or one of `export_forms`."""
+        they are looked up. `form` is `checkpoint` (beside each checkpoint's own files, while
+        training goes on: leave the model and global random numbers alone), `final` (at the end of
+        training), or one of `export_forms`."""
 
     def samples(self, model: nn.Module) -> list[Sample]:
         """What the model makes of a few test samples, after an evaluation. Every rank calls it and

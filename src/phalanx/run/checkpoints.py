@@ -14,17 +14,18 @@ Tensors are the engine's business; this module knows files and does not import t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, format_bytes
 from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atomic
 
 SCHEMA_VERSION = 1
@@ -32,6 +33,10 @@ STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.safetensors"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
+_LEFT_OVER = re.compile(r"^\.(checkpoint-\d+|latest|best)\..*\.(tmp|old)$")
+_SPARE_BYTES = 2**20  # for state, manifest and what else is small
+
+_TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY}
 
 
 @dataclass(frozen=True)
@@ -69,41 +74,88 @@ def _write_manifest(folder: Path, step: int) -> None:
     write_atomic(folder / MANIFEST_FILE, json.dumps(manifest, indent=2))
 
 
-def verify_checkpoint(path: Path) -> Finding | None:
-    """What is wrong with a checkpoint folder, or None when every byte is as it was written."""
+def is_transient(error: BaseException) -> bool:
+    """Whether an error of a file system may be gone when the same is tried again: a hiccup of a
+    network or a server, not a full or a read-only disk."""
+    return isinstance(error, OSError) and error.errno in _TRANSIENT
 
-    def bad(why: str) -> Finding:
-        return Finding(
-            slug="checkpoint-damaged",
-            what=f"the checkpoint `{path}` is damaged and is not loaded",
-            why=why,
-            fix=f"nothing to do: the next older good one is used; `rm -r {path}` frees its space",
-            severity="warning",
+
+def check_room(folder: Path, wanted: int) -> None:
+    """Raise ENOSPC before anything is written where it cannot fit."""
+    free = shutil.disk_usage(folder).free
+    if wanted + _SPARE_BYTES > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"it takes {format_bytes(wanted + _SPARE_BYTES)} and {format_bytes(free)} are free",
+            str(folder.parent),
         )
 
+
+def verify_checkpoint(path: Path) -> Finding | None:
+    """What is wrong with a checkpoint folder, or None when every byte is as it was written."""
+    why = _find_damage(path)
+    if why is None:
+        return None
+    return Finding(
+        slug="checkpoint-damaged",
+        what=f"the checkpoint `{path}` is damaged and is not loaded",
+        why=why,
+        fix=f"nothing to do: the next older good one is used; `rm -r {path}` frees its space",
+        severity="warning",
+    )
+
+
+def _find_damage(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         files = {
             str(name): (int(facts["bytes"]), str(facts["sha256"]))
             for name, facts in manifest["files"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return bad(f"its manifest cannot be read: {type(error).__name__}: {error}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"its manifest cannot be read: {type(error).__name__}: {error}"
     if manifest.get("schema_version") != SCHEMA_VERSION:
-        return bad(f"its format is {manifest.get('schema_version')}, known is {SCHEMA_VERSION}")
+        return f"its format is {manifest.get('schema_version')}, known is {SCHEMA_VERSION}"
     if STATE_FILE not in files:
-        return bad(f"its manifest does not name `{STATE_FILE}`")
+        return f"its manifest does not name `{STATE_FILE}`"
+    named = _NAME.match(path.name)
+    if named is not None and manifest.get("step") != int(named[1]):
+        return f"its manifest is of step {manifest.get('step')}, its folder says {named[1]}"
     for name, (expected, checksum) in files.items():
+        if not _is_inside(path, name):
+            return f"its manifest names `{name}`, which is not a file in this folder"
         file_path = path / name
-        if not file_path.is_file():
-            return bad(f"`{name}` is missing")
-        size = file_path.stat().st_size
-        if size != expected:
-            return bad(f"`{name}` has {size} bytes, the manifest says {expected}")
-        with file_path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                return bad(f"the bytes of `{name}` differ from their checksum")
+        try:
+            if not file_path.is_file():
+                return f"`{name}` is missing"
+            size = file_path.stat().st_size
+            if size != expected:
+                return f"`{name}` has {size} bytes, the manifest says {expected}"
+            with file_path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+                    return f"the bytes of `{name}` differ from their checksum"
+        except OSError as error:
+            return f"`{name}` cannot be read: {type(error).__name__}: {error}"
+    return _find_other_step(path, manifest)
+
+
+def _find_other_step(path: Path, manifest: dict[str, Any]) -> str | None:
+    try:
+        step = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"`{STATE_FILE}` cannot be read: {type(error).__name__}: {error}"
+    if step != manifest.get("step"):
+        return f"`{STATE_FILE}` is of step {step}, the manifest of step {manifest.get('step')}"
     return None
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a name means a file in the folder and nothing else: no way up, no way out through a
+    link. What others have written is looked at with nothing but this in mind."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or "\0" in name or ".." in parts:
+        return False
+    return not any(folder.joinpath(*parts[: n + 1]).is_symlink() for n in range(len(parts)))
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -139,7 +191,7 @@ def best_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
     """The best checkpoint if there is one and it verifies, else the newest that does."""
     best = folder / "best"
     problem = None
-    if best.exists():
+    if best.exists() and best.resolve().parent == folder.resolve():
         saved, problem = open_checkpoint(best.resolve())
         if saved is not None:
             return saved, []
@@ -149,8 +201,11 @@ def best_good(folder: Path) -> tuple[SavedCheckpoint | None, list[Finding]]:
     return newest, problems
 
 
-def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> Finding | None:
-    """Point `latest` (and `best`) at a saved checkpoint, then remove what is no longer needed.
+def publish(
+    folder: Path, step: int, *, is_best: bool, keep: int, best_steps: Collection[int] = ()
+) -> Finding | None:
+    """Point `latest` (and `best`) at a saved checkpoint, then remove what is no longer needed: all
+    but the `keep` newest, the best, and those of `best_steps`.
 
     The old ones go only after the new one verifies; otherwise nothing changes and the Finding says
     why. Newer ones are damaged (the run went back behind them): they do not count and go."""
@@ -164,10 +219,25 @@ def publish(folder: Path, step: int, *, is_best: bool, keep: int) -> Finding | N
     best = (folder / "best").resolve().name
     there = list_checkpoints(folder)
     kept = [path for number, path in there if number <= step][:keep]
-    for _, path in there:
-        if path not in kept and path.name != best:
+    for number, path in there:
+        if path not in kept and path.name != best and number not in best_steps:
             shutil.rmtree(path, ignore_errors=True)
     return None
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed writer has left behind. Only while nobody writes: a rank calls it before
+    its first step, in a run that its supervisor holds."""
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        match = _LEFT_OVER.match(path.name)
+        if match is None:
+            continue
+        if path.is_symlink() or path.is_file():
+            path.unlink(missing_ok=True)
+        elif match[2] == "old" and not (folder / match[1]).exists():
+            path.rename(folder / match[1])  # killed between the two renames of a second saving
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def folder_bytes(path: Path) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+_LATER = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN}
+_MOST_LATE = 2**20  # bytes of events that wait for room on a disk
 
 KINDS: dict[str, dict[str, str]] = {
     "attempt": {
@@ -38,13 +42,25 @@ KINDS: dict[str, dict[str, str]] = {
         "loss": "sum of the terms",
         "terms": "each named term of the loss over the global batch",
         "lr": "learning rate of this step",
-        "grad_norm": "gradient norm before clipping, or null",
+        "grad_norm": "gradient norm before clipping, or null: in fp16 and with DeepSpeed it is "
+        "found only where gradients are clipped",
         "samples_per_s": "samples per second since the last such event",
+        "data_wait": "share of that time in which the writer waited for samples",
         "memory_bytes": "peak device memory of the writer, or resident host memory on CPU",
+        "alloc_retries": "how often the device's allocator gave back what it kept and tried again",
+        "major_faults": "pages of the writer that had to be read from disk",
         "loss_scale": "fp16 loss scale, or null",
         "total_steps": "how many there will be, where a script's output says so",
         "source": "`output` or `file`: read from what a launched script printed or wrote; "
         "what it does not say is null; else absent",
+    },
+    "skipped": {
+        "step": "number of the optimizer step, which changed nothing: the loss or a gradient was "
+        "not finite; in fp16 also while the loss scale is found",
+        "epoch": "passes over the data done before it",
+        "ids": "samples of its global batch, at most 4096 of them",
+        "in_a_row": "so many until here",
+        "total": "so many since the run began",
     },
     "usage": {
         "rank": "rank of a launched script, with what it started",
@@ -70,7 +86,9 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "optimizer steps done",
         "path": "folder relative to the run directory",
         "bytes": "size on disk",
-        "seconds": "time training stood still",
+        "seconds": "time training stood still: for the copy to host memory, or for all of it",
+        "waited_s": "of waiting before that, for the checkpoint before to be written",
+        "write_s": "time it took to write, beside training",
         "is_best": "whether `best` points at it",
     },
     "samples": {
@@ -116,6 +134,13 @@ KINDS: dict[str, dict[str, str]] = {
         "reason": "why the plan is changed, and what that means for the curve",
         "changes": "each value that changes by name: micro_batch_size, accumulation, ...; old, new",
         "step": "optimizer steps done when it became necessary, or null",
+    },
+    "death": {
+        "rank": "a rank that did not end in order; one event for each, the first first",
+        "exit_code": "how it ended; negative: the signal that killed it",
+        "was_ended": "whether it was ended because another one had died before",
+        "oom_kills": "processes that the kernel ended here for want of memory, since "
+        "the attempt began",
     },
     "outcome": {
         "status": "finished, stopped, failed or killed",
@@ -177,17 +202,35 @@ class EventWriter:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{writer}.jsonl"
         self._file = path.open("ab", buffering=0)
+        self._late = b""
+        self._lock = threading.Lock()
         if self._file.tell() and not _ends_with_newline(path):
             self._file.write(b"\n")  # the writer before us died in the middle of a line
 
     def write(self, kind: str, **data: Any) -> Event:
         assert set(data) <= set(KINDS[kind]), f"undocumented fields in event {kind}"
         event = Event(kind, time.time(), self._writer, self.attempt, data)
-        self._file.write(event.to_line().encode())
+        with self._lock:  # a rank writes checkpoints, and says so, in a thread of its own
+            self._late += event.to_line().encode()
+            self._catch_up()
         return event
 
+    def _catch_up(self) -> None:
+        """Write what is not written yet. A full disk ends no run: its events come later, the oldest
+        of very many not at all."""
+        try:
+            while self._late:
+                self._late = self._late[self._file.write(self._late) :]
+        except OSError as error:
+            if error.errno not in _LATER:
+                raise
+            if len(self._late) > _MOST_LATE:
+                self._late = self._late[self._late.index(b"\n", -_MOST_LATE // 2) + 1 :]
+
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._catch_up()
+            self._file.close()
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -139,6 +139,32 @@ def test_a_fetched_slot_has_the_ids_and_keys_of_its_positions():
     assert micro.weights == {ANY_TERM: 5.0}
 
 
+class Broken(Single):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise ValueError("no annotation")
+        return super().__getitem__(index)
+
+
+class BrokenBatched(Batched):
+    def __getitems__(self, ids, keys):
+        raise ValueError("no annotation")
+
+
+@pytest.mark.parametrize(
+    ("data", "which"),
+    [(Broken(), "sample 4"), (BrokenBatched(), "samples 2, 3, 4, 5")],
+    ids=["single", "batched"],
+)
+def test_an_exception_of_a_data_set_names_the_samples(data, which):
+    with pytest.raises(ValueError, match="no annotation") as caught:
+        make_fetcher(data, is_shuffled=False)[Request(0, Slot(0, 2, 6), True)]
+    assert caught.value.__notes__ == [f"phalanx: while fetching {which}"]
+
+
 def test_evaluation_keeps_the_order_and_weighs_nothing():
     micro = make_fetcher(Batched(), is_shuffled=False)[Request(0, Slot(0, 2, 6), False)]
     assert micro.batch["id"].tolist() == [2, 3, 4, 5]
@@ -247,6 +273,15 @@ def test_a_feed_is_one_step_ahead_and_no_more():
     assert next(steps).share.step == 1
     assert parts.fetched[-1] == (2, 2)
     assert [s.share.step for s in steps] == [2, 3]
+
+
+def test_a_step_knows_how_long_samples_were_waited_for(monkeypatch):
+    ticks = iter(range(100))  # a second between two looks at the clock
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr("phalanx.engine.data.time", clock)
+    parts = FeedParts(steps=3, terms=None)
+    parts.feed._reduce = None
+    assert [step.waited_s for step in parts.feed] == [1.0, 1.0, 0.0]
 
 
 def test_weights_of_a_step_are_summed_over_its_slots():

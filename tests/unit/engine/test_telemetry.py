@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.engine import telemetry
-from phalanx.engine.telemetry import SpeedMeter, memory_bytes
+from phalanx.engine.telemetry import SpeedMeter, memory_bytes, memory_trouble
 
 
 @pytest.fixture
@@ -35,6 +35,23 @@ def test_pauses_do_not_count(clock):
     assert meter.read(20) == pytest.approx(10)
     clock.now_s += 1
     assert meter.read(30) == pytest.approx(10)
+
+
+def test_the_share_of_waiting_is_of_the_time_since_the_last_reading(clock):
+    meter = SpeedMeter(0)
+    clock.now_s += 4
+    meter.wait(1.0)
+    meter.read(10)
+    assert meter.data_wait == pytest.approx(0.25)
+    clock.now_s += 4
+    meter.read(20)
+    assert meter.data_wait == 0.0
+
+
+def test_trouble_with_memory_is_counted():
+    retries, faults = memory_trouble(torch.device("cpu"))
+    assert retries == 0
+    assert faults >= 0
 
 
 def test_no_time_at_all_is_no_division_by_zero(clock):

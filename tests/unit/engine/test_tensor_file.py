@@ -80,7 +80,7 @@ def test_reading_converts_the_type_and_keeps_the_layout(tmp_path):
 
 
 def test_more_than_one_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr("phalanx.engine.tensor_file._CHUNK_BYTES", 64)
+    monkeypatch.setattr("phalanx.engine.tensor_file.CHUNK_BYTES", 64)
     one = torch.rand(7, 11)
     write_tensors(tmp_path / "file.safetensors", whole({"x": one}))
     assert torch.equal(TensorFile(tmp_path / "file.safetensors").read("x"), one)

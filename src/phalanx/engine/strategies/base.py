@@ -3,6 +3,7 @@ what each rank holds of the state that a checkpoint keeps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from phalanx.engine.optimizer_state import OptimizerState, named_state, put_stat
 from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.shards import Shard, shard_of
+from phalanx.engine.skipping import KeptStatistics, Skips, flag_of, is_decided_on_device
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Recipe, Sample, Term
@@ -81,6 +83,8 @@ class Strategy:
     optimizer: Optimizer
     precision: Precision
     clip_norm: float | None
+    _is_on_device: bool | None = None
+    """Whether the device decides which steps are skipped."""
     _is_one_kind = False
     """Whether all that learns is of one type on one device."""
 
@@ -93,6 +97,9 @@ class Strategy:
         """True during a forward and backward that only keep in step with the other ranks."""
         self.on_gradients: Callable[[], None] = lambda: None
         """Called in `update` when the gradients are those of the global batch, not clipped yet."""
+        self.skips = Skips()
+        """Which steps changed nothing because something was not finite."""
+        self._statistics: KeptStatistics | None = None
         self._followers: list[Callable[..., None]] = []
         self._are_followers_apart = False
 
@@ -112,6 +119,7 @@ class Strategy:
 
     def resume(self) -> None:
         """Called once the weights of the first step are in place."""
+        self._statistics = KeptStatistics(self.model)
 
     # -- a step
 
@@ -135,7 +143,7 @@ class Strategy:
     def backward(self, objective: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
         """Add the gradient of a micro-batch's part of the loss."""
         scaler = self.precision.scaler
-        scaled = scaler.scale(objective) if scaler.is_enabled() else objective
+        scaled: torch.Tensor = scaler.scale(objective) if scaler.is_enabled() else objective
         torch.autograd.backward(scaled, gradient)
 
     def contribute_nothing(self) -> None:
@@ -162,34 +170,81 @@ class Strategy:
         """Make gradients, and buffers that forward changed, the same on every rank."""
 
     def update(self, divisor: torch.Tensor | None) -> torch.Tensor | None:
-        """Divide the gradients by a weight that was not known before, clip, and change the weights.
-        Returns the norm of the gradients when they are clipped."""
+        """Divide the gradients by a weight that was not known before, clip, and change the weights,
+        or nothing where the gradients are not finite. Returns the norm of the gradients."""
         scaler, optimizer = self.precision.scaler, self.optimizer
-        is_needed = divisor is not None or self.clip_norm is not None
-        gradients = self.gradients() if is_needed else []
+        gradients = self.gradients()
         if divisor is not None:
             for kind in self._by_kind(gradients):
                 torch._foreach_div_(kind, divisor.to(kind[0]))
         self.on_gradients()
         norm = None
-        if self.clip_norm is not None:
-            if scaler.is_enabled():
-                scaler.unscale_(optimizer)
-            norm = self.gradient_norm(gradients)
-            # As torch.nn.utils.clip_grad_norm_ does, which does not know about shards.
-            factor = torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0)
-            for kind in self._by_kind(gradients):
-                torch._foreach_mul_(kind, factor.to(kind[0]))
         if scaler.is_enabled():
-            scaler.step(optimizer)
-            scaler.update()
-        else:
+            if self.clip_norm is not None:
+                scaler.unscale_(optimizer)
+                norm = self.gradient_norm(gradients)
+                self._clip(gradients, norm)
+            self._step_scaled()
+        elif not gradients:
             optimizer.step()
+        else:
+            norm = self.gradient_norm(gradients)
+            self._step_if_finite(gradients, norm)
         # Not optimizer.zero_grad(): in a step of a few hundred microseconds it takes a tenth.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
         return norm
+
+    def _clip(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
+        assert self.clip_norm is not None
+        # As torch.nn.utils.clip_grad_norm_ does, which does not know about shards.
+        factor = torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0)
+        for kind in self._by_kind(gradients):
+            torch._foreach_mul_(kind, factor.to(kind[0]))
+
+    def _step_if_finite(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
+        optimizer: Any = self.optimizer
+        if self._is_on_device is None:
+            self._is_on_device = is_decided_on_device(optimizer, norm)
+        if not self._is_on_device:
+            is_skipped = not math.isfinite(norm.item())
+            self._note(is_skipped)
+            if not is_skipped:
+                if self.clip_norm is not None:
+                    self._clip(gradients, norm)
+                optimizer.step()
+            return
+        flag = flag_of(norm)
+        self._note(flag)
+        if self.clip_norm is not None:
+            self._clip(gradients, norm)
+        # What torch's own loss scaler hands to optimizers that know what to do with it.
+        optimizer.grad_scale, optimizer.found_inf = None, flag
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    def _step_scaled(self) -> None:
+        """The loss scaler looks for what is not finite itself, whatever the cause, and skips."""
+        scaler, optimizer = self.precision.scaler, self.optimizer
+        scaler.step(optimizer)
+        found = list(scaler._found_inf_per_device(optimizer).values())
+        flag: bool | torch.Tensor = sum(f.to(found[0].device) for f in found).clamp(max=1.0)
+        if isinstance(flag, torch.Tensor) and flag.device.type == "cpu":
+            flag = bool(flag.item())
+        self._note(flag)
+        scaler.update()
+
+    def _note(self, flag: bool | torch.Tensor) -> None:
+        """A step is skipped, or not: known here, or on the device."""
+        self.skips.note(flag, is_captured=self._are_followers_apart)
+        if self._statistics is not None and self._statistics.settle(self.skips.last):
+            self.statistics_changed()
+
+    def statistics_changed(self) -> None:
+        """Called when the running statistics of BatchNorm were put back."""
 
     def follow_updates(self, hook: Callable[..., None]) -> None:
         """Call a hook after each update, with the arguments of torch's hooks after a step."""
@@ -212,6 +267,8 @@ class Strategy:
 
     def updated(self) -> None:
         """Call the hooks of an update that was made with them apart."""
+        if self.skips.last is True:
+            return
         for hook in self._followers:
             hook(self.optimizer, (), {})
 

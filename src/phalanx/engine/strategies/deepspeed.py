@@ -173,6 +173,8 @@ class Deepspeed(Together):
         if self._is_settling:
             # ZeRO throws a step away whose gradients are not finite, and cleans up after it.
             objective = objective * float("nan")
+        elif gradient is not None:
+            objective = objective * gradient  # which is where its backward then begins
         self._engine.backward(objective, scale_wrt_gas=False)
 
     def update(self, divisor: Tensor | None) -> Tensor | None:
@@ -185,6 +187,7 @@ class Deepspeed(Together):
         self._partitions.clear_gradients()
         self._untouched -= self._reached
         self._reached.clear()
+        self._note(bool(self._zero.overflow))
         if not self._zero.overflow:
             for hook in self._after_update:
                 hook(self.optimizer, (), {})

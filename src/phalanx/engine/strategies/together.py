@@ -41,7 +41,11 @@ class Together(Strategy):
             parameter.grad = None
 
     def resume(self) -> None:
+        super().resume()
         self._buffers.begin()
+
+    def statistics_changed(self) -> None:
+        self._buffers.take_back()
 
     def after_slot(self, slot: int, sums: StepSums) -> None:
         self._buffers.collect()

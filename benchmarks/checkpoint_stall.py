@@ -1,0 +1,106 @@
+"""How long training stands still for a checkpoint: written beside it, and while it waits.
+
+    .venv/bin/python benchmarks/checkpoint_stall.py [--megabytes 100] [--rounds 3] [--gpu] [--write]
+
+`tiny.py` with layers wide enough for so many megabytes of weights, and AdamW, whose state makes a
+checkpoint three times that. Both save every ten steps, in turns. The figures are those of the
+`checkpoint` events: `seconds` training stood still for (on CUDA not less than the copies held the
+GPU), `waited_s` for the one before to be on disk, `write_s` until it was published. The first
+saving of a run, which finds the memory, is given apart. The last saving of a run is left out of the
+shares: there is nothing left to train meanwhile.
+
+A third run leaves it to `checkpoint.every = auto` with an epoch of ten steps.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from side_by_side import Table, take_turns, train
+
+RECIPE = f"{Path(__file__).parent / 'tiny.py'}:Tiny"
+COLUMNS, CLASSES, EVERY = 32, 10, 10
+
+
+def run(arguments, *settings):
+    width = int(arguments.megabytes * 2**20 / 4 / (COLUMNS + CLASSES + 1))
+    devices = ["--gpus", 1] if arguments.gpu else ["--cpu", 1]
+    return train(
+        [
+            *(RECIPE, "--steps", arguments.steps, "--batch-size", 64, *devices),
+            *(f"options.width={width}", f"options.samples={64 * EVERY}", "evaluate.every=null"),
+            *("--precision", "fp32", "logging.tensorboard=false", "logging.every=1", *settings),
+        ]
+    )
+
+
+def figures(trained):
+    """Of one run: stalls in seconds, and what share of the time between first and last they are."""
+    saved = [event.data for event in trained.events if event.kind == "checkpoint"]
+    steps = trained.steps
+    span = steps[-1].time_s - steps[0].time_s
+    before_end = saved[:-1]
+    stood = sum(data["seconds"] + data["waited_s"] for data in before_end)
+    return {
+        "count": len(saved),
+        "first": saved[0]["seconds"],
+        "stall": statistics.median(data["seconds"] for data in saved[1:]),
+        "waited": statistics.median(data["waited_s"] for data in saved[1:]),
+        "write": statistics.median(data["write_s"] for data in saved[1:]),
+        "bytes": saved[-1]["bytes"],
+        "share": stood / span,
+        "step": span / (len(steps) - 1),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    table = Table(
+        "checkpoint-stall",
+        f"Training stands still for a checkpoint of {3 * arguments.megabytes:.0f} MB",
+        "| saving | stall, ms | first, ms | waited, ms | written after, ms | share of the time "
+        "| checkpoints | step with all, ms |",
+        "python benchmarks/checkpoint_stall.py " + " ".join(sys.argv[1:]),
+    )
+    every = f"checkpoint.every={EVERY} steps"
+    turns = take_turns(
+        {
+            "beside training": lambda: run(arguments, every, "checkpoint.background=on"),
+            "training waits": lambda: run(arguments, every, "checkpoint.background=off"),
+            "beside, every = auto": lambda: run(arguments),
+        },
+        arguments.rounds,
+    )
+    for name, rounds in turns.items():
+        found = [figures(trained) for trained in rounds]
+
+        def middle(key, found=found):
+            return statistics.median(each[key] for each in found)
+
+        table.add(
+            name,
+            *(f"{1e3 * middle(key):.1f}" for key in ("stall", "first", "waited", "write")),
+            f"{100 * middle('share'):.2f} %",
+            f"{middle('count'):.0f}",
+            f"{1e3 * middle('step'):.1f}",
+        )
+    if not arguments.gpu:
+        table.say(
+            "\nOn a CPU the writer shares the cores with training. On a GPU it remains to be "
+            "measured: `python benchmarks/checkpoint_stall.py --gpu --megabytes 1000 --write`."
+        )
+    if arguments.write:
+        table.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A group of ranks that hung, from what the supervisor wrote down of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.diagnose.facts import facts_of_run
+from phalanx.diagnose.logs import LogLine, read_tail
+from phalanx.diagnose.scene import Scene
+from phalanx.errors import format_seconds
+
+_SHOWN_LINES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Who the others waited for, and where it was."""
+
+    rank: int | None
+    time_s: float
+    phase: str | None
+    step: int | None
+    words: str
+    fix: str
+    evidence: list[LogLine] = field(default_factory=list)
+
+
+def find_hang(scene: Scene, attempt: int) -> Hang | None:
+    """The `hang` event of an attempt with the lines of its stacks; None without one."""
+    found = scene.of_kind("hang", attempt)
+    if not found:
+        return None
+    event, data = found[-1], found[-1].data
+    rank = data.get("rank")
+    who = "the ranks hang" if rank is None else f"rank {rank} hangs"
+    silent = data.get("silent_s")
+    waited = f": nothing moved for {format_seconds(silent)}" if silent is not None else ""
+    said = [data.get("because"), data.get("line")]
+    words = "; ".join([f"{who}{waited}", *(text for text in said if text)])
+    stacks = _stacks_file(scene, data, attempt)
+    facts = facts_of_run(scene)
+    return Hang(
+        rank=rank,
+        time_s=event.time_s,
+        phase=data.get("phase"),
+        step=data.get("step"),
+        words=words,
+        fix=f"see where every rank was: `less {facts['run']}/{stacks}`; then `{facts['again']}`",
+        evidence=_lines(scene, stacks, rank),
+    )
+
+
+def _stacks_file(scene: Scene, data: dict[str, Any], attempt: int) -> str:
+    """Relative to the run, which may have moved since."""
+    named = Path(str(data.get("file") or f"hang-{attempt}.txt")).name
+    return f"{scene.run.logs.name}/{named}"
+
+
+def _lines(scene: Scene, stacks: str, rank: int | None) -> list[LogLine]:
+    """The beginning of what was written of the culprit, or of all."""
+    lines = read_tail(scene.run.path / stacks, scene.run.path)
+    begin = f"rank {rank}:" if rank is not None else "rank "
+    start = next((i for i, line in enumerate(lines) if line.text.startswith(begin)), None)
+    return lines[start : start + _SHOWN_LINES] if start is not None else []

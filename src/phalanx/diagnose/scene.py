@@ -1,0 +1,221 @@
+"""All that a run directory says of how its ranks ended: events, logs, plan and job. Reads, judges
+nothing; what is missing or damaged is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.diagnose.logs import LogLine, of_attempt, read_tail
+from phalanx.errors import Finding
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import Event, read_events
+
+_OTHER_LOGS = ("nccl-rank-", "slurm", "kernel", "dmesg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How one rank ended in one attempt, as far as that is known."""
+
+    rank: int
+    exit_code: int | None = None
+    """Negative: killed by that signal; None: not recorded."""
+    order: int = 0
+    """Place among the deaths of the attempt, as they were noticed."""
+    time_s: float | None = None
+    """When the rank itself said that it failed."""
+    phase: str | None = None
+    step: int | None = None
+    finding: Finding | None = None
+    """What the rank said of itself."""
+    has_outcome: bool = False
+    lines: list[LogLine] = field(default_factory=list)
+    """What it printed in that attempt, and what it wrote as its outcome."""
+    was_ended: bool = False
+    """By us, because another one had died before."""
+    oom_kills: int = 0
+    """Processes the kernel ended on its machine for want of memory during the attempt."""
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self.exit_code) or (self.has_outcome and self.finding is not None)
+
+
+class Scene:
+    """A run directory, read once."""
+
+    def __init__(self, run: RunDirectory, *, is_brief: bool = False) -> None:
+        """`is_brief`: only the end of the events, which are many in a long run."""
+        self.run = run
+        self._is_brief = is_brief
+
+    @cached_property
+    def events(self) -> list[Event]:
+        if not self.run.events.is_dir():
+            return []
+        return _last_events(self.run) if self._is_brief else read_events(self.run.events)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        return _json(self.run.plan_file)
+
+    @cached_property
+    def machine(self) -> dict[str, Any]:
+        return _json(self.run.machine_file)
+
+    @cached_property
+    def source(self) -> dict[str, Any]:
+        return _json(self.run.source_file)
+
+    @cached_property
+    def launched(self) -> dict[str, Any]:
+        """What was asked of `phalanx launch`; empty for a job."""
+        return _json(self.run.launch_file)
+
+    @cached_property
+    def job(self) -> dict[str, Any]:
+        try:
+            found = yaml.safe_load(self.run.job_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def is_script(self) -> bool:
+        return not self.run.plan_file.is_file()
+
+    def planned(self, name: str) -> Any:
+        """A choice of the plan; None where there is none."""
+        choice = self.plan.get(name)
+        return choice.get("value") if isinstance(choice, dict) else None
+
+    @cached_property
+    def last_attempt(self) -> int:
+        return max((event.attempt for event in self.events), default=0)
+
+    @property
+    def world(self) -> int:
+        started = [e.data.get("ranks") for e in self.events if e.kind == "attempt"]
+        if started and isinstance(started[-1], int):
+            return started[-1]
+        return max(self._logs, default=-1) + 1
+
+    def outcome(self) -> Event | None:
+        """What the command wrote as the end of the run; None while it runs, or when it was
+        killed."""
+        ends = (
+            event
+            for event in reversed(self.events)
+            if event.kind == "outcome"
+            and event.writer == "supervisor"
+            and event.attempt == self.last_attempt
+        )
+        begun = max((e.time_s for e in self.events if e.kind == "attempt"), default=0.0)
+        return next((event for event in ends if event.time_s >= begun), None)
+
+    def of_kind(self, kind: str, attempt: int | None = None) -> list[Event]:
+        return [
+            event
+            for event in self.events
+            if event.kind == kind and (attempt is None or event.attempt == attempt)
+        ]
+
+    @cached_property
+    def _logs(self) -> dict[int, list[LogLine]]:
+        found = {}
+        for path in self.run.logs.glob("rank-*.log"):
+            number = path.stem.removeprefix("rank-")
+            if number.isdigit():
+                found[int(number)] = read_tail(path, self.run.path)
+        return found
+
+    @cached_property
+    def other_lines(self) -> list[LogLine]:
+        """Logs of nobody's own: NCCL's, a scheduler's, the kernel's, where they are in `logs`."""
+        paths = sorted(p for p in self.run.logs.glob("*") if p.name.startswith(_OTHER_LOGS))
+        return [line for path in paths for line in read_tail(path, self.run.path)[-2000:]]
+
+    def ends(self, attempt: int) -> list[RankEnd]:
+        """How the ranks of an attempt ended, by rank."""
+        said = {
+            int(event.writer.removeprefix("rank-")): event
+            for event in self.of_kind("outcome", attempt)
+            if event.writer.removeprefix("rank-").isdigit()
+        }
+        deaths = [event.data for event in self.of_kind("death", attempt)]
+        order = {data["rank"]: place for place, data in enumerate(deaths)}
+        by_rank = {data["rank"]: data for data in deaths}
+        ranks = sorted({*said, *by_rank, *self._logs, *range(self.world)})
+        return [
+            self._end(rank, attempt, said.get(rank), by_rank.get(rank, {}), order.get(rank, 0))
+            for rank in ranks
+        ]
+
+    def death_lines(self, rank: int) -> list[LogLine]:
+        """Where the supervisor wrote down how a rank ended, in words."""
+        lines = read_tail(self.run.events / "supervisor.jsonl", self.run.path)
+        mine = [x for x in lines if '"kind":"death"' in x.text and f'"rank":{rank},' in x.text]
+        for line in mine[-1:]:
+            with suppress(ValueError, KeyError, TypeError):
+                data = Event.from_line(line.text).data
+                kills = data.get("oom_kills") or 0
+                said = f"rank {rank} ended with exit code {data['exit_code']}; {kills} kills for "
+                return [line._replace(text=f"{said}want of memory")]
+        return []
+
+    def _end(
+        self, rank: int, attempt: int, said: Event | None, death: dict[str, Any], order: int
+    ) -> RankEnd:
+        data = said.data if said is not None else {}
+        is_failed = data.get("status") == "failed"
+        found = [Finding.from_json(record) for record in data.get("findings") or ()]
+        lines = of_attempt(self._logs.get(rank, []), attempt)
+        if is_failed and said is not None:
+            lines = [*lines, *self._said_in_events(said, rank)]
+        return RankEnd(
+            rank=rank,
+            exit_code=death.get("exit_code"),
+            order=order,
+            time_s=said.time_s if said is not None and is_failed else None,
+            phase=data.get("phase") if is_failed else death.get("phase"),
+            step=data.get("step") if is_failed else death.get("step"),
+            finding=found[0] if is_failed and found else None,
+            has_outcome=said is not None,
+            lines=lines,
+            was_ended=bool(death.get("was_ended")),
+            oom_kills=death.get("oom_kills") or 0,
+        )
+
+    def _said_in_events(self, said: Event, rank: int) -> Iterable[LogLine]:
+        """The outcome as a line: the log itself may be what could not be written."""
+        tail = read_tail(self.run.events / f"rank-{rank}.jsonl", self.run.path)
+        number = next((x.number for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
+        name = f"events/rank-{rank}.jsonl"
+        for record in said.data.get("findings") or ():
+            for text in str(record.get("what", "")).split("\n"):
+                yield LogLine(name, number, text.partition(" failed: ")[2] or text)
+
+
+def _last_events(run: RunDirectory) -> list[Event]:
+    found = []
+    for path in run.events.glob("*.jsonl"):
+        for line in read_tail(path, run.path):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # half a line
+                found.append(Event.from_line(line.text))
+    return sorted(found, key=lambda event: event.time_s)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,107 @@
+"""What a run says of ranks that died: written down, explained, and never in the way of the end."""
+
+import pytest
+
+from phalanx.errors import Finding
+from phalanx.launch import post_mortem, rank_usage
+from phalanx.launch.agent import RankDeath
+from phalanx.launch.post_mortem import PostMortem
+from phalanx.launch.rank_usage import RankUsage
+from phalanx.launch.script_death import describe_death
+from phalanx.run.events import Event
+from tests.unit.diagnose.run_folders import TRACEBACK, folder
+
+PLAIN = Finding(slug="script-failed", what="rank 0 left with exit code 1", why="so", fix="so")
+
+
+def test_deaths_are_written_with_the_kills_since_the_last_look(tmp_path, monkeypatch):
+    kills = iter([5, 7, 7])
+    monkeypatch.setattr(post_mortem, "count_oom_kills", lambda: next(kills))
+    examined, written = PostMortem(folder(tmp_path)), []
+    write = lambda kind, **data: written.append((kind, data))  # noqa: E731
+    examined.examine([RankDeath(1, -9)], 0, [], write)
+    examined.examine([RankDeath(0, 1)], 1, [], write)
+    assert written == [
+        ("death", {"rank": 1, "exit_code": -9, "was_ended": False, "oom_kills": 2}),
+        ("death", {"rank": 0, "exit_code": 1, "was_ended": False, "oom_kills": 0}),
+    ]
+
+
+def test_a_diagnosis_that_fails_is_said_and_the_end_stands(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("half a file")
+
+    monkeypatch.setattr("phalanx.diagnose.death.explain_end", fail)
+    run = folder(tmp_path)
+    found = PostMortem(run).examine([RankDeath(0, 1)], 0, [PLAIN], lambda *_, **__: None)
+    assert found[0] == PLAIN
+    assert (found[1].slug, found[1].severity) == ("doctor-failed", "note")
+    assert "RuntimeError: half a file" in found[1].what
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "what", "why"),
+    [
+        (
+            [f"[rank1]: {line}" for line in (TRACEBACK + "KeyError: 'x'").split("\n")],
+            1,
+            "rank 1 left with exit code 1: KeyError: 'x'",
+            'its last traceback ends at "/home/u/train.py", line 7, in main',
+        ),
+        (["bye"], 3, "rank 1 left with exit code 3", "it printed no traceback"),
+        ([], -11, "rank 1 was killed by SIGSEGV", "a crash in native code"),
+    ],
+)
+def test_how_a_rank_of_a_script_ended(lines, code, what, why, tmp_path):
+    found = describe_death(RankDeath(1, code), lines, folder(tmp_path))
+    assert (found.what, found.why) == (what, why)
+
+
+class Value:
+    def __init__(self, value):
+        self.value = value
+
+
+class PlanOf:
+    nodes, ranks, gpus = Value(1), Value(2), Value([0, 1])
+
+    def __init__(self, device):
+        self.device = Value(device)
+
+
+def started(rank, attempt=0):
+    return Event("start", 1.0, f"rank-{rank}", attempt, {"rank": rank, "pid": 100 + rank})
+
+
+def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
+    made = []
+
+    class Sampler:
+        def __init__(self, pids, gpus):
+            made.append((pids, gpus))
+
+        def look(self):
+            return [{"rank": 0, "gpu_percent": 90}]
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr(rank_usage, "UsageSampler", Sampler)
+    usage = RankUsage(folder(tmp_path), PlanOf("cuda"), attempt=1)
+    usage.take(started(0))  # of the attempt before
+    usage.take(started(1, 1))
+    assert usage.look() == []
+    usage.take(started(0, 1))
+    usage.take(Event("step", 2.0, "rank-0", 1, {"step": 7}))
+    assert made == [([100, 101], [0, 1])]
+    assert usage.look() == [{"step": 7, "rank": 0, "gpu_percent": 90}]
+    usage.close()
+    assert made[-1] == "closed"
+
+
+def test_ranks_on_cpu_are_not_sampled(tmp_path):
+    usage = RankUsage(folder(tmp_path), PlanOf("cpu"), attempt=0)
+    usage.take(started(0))
+    usage.take(started(1))
+    assert usage.look() == []
+    usage.close()
