@@ -32,6 +32,10 @@ def finish(process, timeout_s=90):
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"still running after {timeout_s} s:\n{out}\n{err}") from None
+    except BaseException:  # the test's own limit: nothing is left behind
+        process.kill()
+        process.communicate()
+        raise
     return process.returncode, out, err
 
 
