@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 
 from tests.cluster.hosts import Hosts, why_not
+from tests.ranks.command import end_started
 
 # How long an example takes is the machine's business: tests measure no time.
 hypothesis.settings.register_profile("phalanx", deadline=None)
@@ -113,6 +114,7 @@ def _restored_environment(request, tmp_path_factory):
     if runs_commands and not request.node.get_closest_marker("asks"):
         _take_over(request.getfixturevalue("asked_before"), cache / "phalanx")
     yield
+    end_started()
     for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
     os.environ.update(before)

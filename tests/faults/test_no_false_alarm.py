@@ -20,6 +20,7 @@ def test_a_short_clean_run_raises_no_alarm(unbroken):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3700)
 def test_as_many_steps_as_an_hour_has_raise_no_alarm(tmp_path):
     write_job(tmp_path, steps=_HOUR_STEPS)
     text = (tmp_path / "job.yaml").read_text()

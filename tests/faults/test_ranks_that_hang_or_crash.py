@@ -21,6 +21,18 @@ _WHAT = {
     "segv": "SIGSEGV",
     "abort": "SIGABRT",
 }
+_FAULTS = {
+    "stop": "SIGSTOP",
+    "gil": "a C call holds the interpreter",
+    "loop": "an endless loop",
+    "threads": "an endless loop beside live threads",
+    "deadlock": "a lock taken twice",
+    "barrier": "a barrier that no other rank enters",
+    "segv": "SIGSEGV",
+    "abort": "SIGABRT",
+    "exit": "sys.exit(3)",
+    "exception": "an exception in the recipe",
+}
 _HANGS = ("stop", "gil", "loop", "threads", "deadlock", "barrier")
 
 
@@ -54,7 +66,9 @@ def test_each_is_named_and_survived(tmp_path, unbroken, deeds):
             written = Path(hangs[attempt].data["file"]).read_text()
             assert all(f"rank {rank}:" in written for rank in range(4))
             assert "gloo:all_reduce" in written, "the collectives of those that wait"
-        report(name, run, attempt=attempt, at_s=done_at(tmp_path, attempt), unbroken=unbroken)
+        note = f"hang.after_s = {_AFTER_S}" if attempt in hangs else ""
+        at_s = done_at(tmp_path, attempt)
+        report(_FAULTS[name], run, attempt=attempt, at_s=at_s, unbroken=unbroken, note=note)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ def test_an_error_in_the_program_ends_the_run_and_is_named(tmp_path, deed, slug,
     assert f"error[{slug}]: {words}" in err
     run = latest(tmp_path)
     assert len(said(run, "attempt")) == 1, "it would do the same again"
-    report(deed, run, attempt=0, at_s=done_at(tmp_path), note="ends the run")
+    report(_FAULTS[deed], run, attempt=0, at_s=done_at(tmp_path), note="ends the run")
 
 
 def test_a_crash_loop_without_progress_ends_with_its_own_exit_code(tmp_path):

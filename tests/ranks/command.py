@@ -10,10 +10,12 @@ from pathlib import Path
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 
+_STARTED = []
+
 
 def start(*argv, cwd, env=None):
-    """Start the command; it runs in the background."""
-    return subprocess.Popen(
+    """Start the command; it runs in the background, no longer than the test."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "phalanx", *argv],
         cwd=cwd,
         env={**os.environ, **(env or {})},
@@ -22,6 +24,17 @@ def start(*argv, cwd, env=None):
         stderr=subprocess.PIPE,
         text=True,
     )
+    _STARTED.append(process)
+    return process
+
+
+def end_started():
+    """End what a test has started and not waited for, because it failed."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def finish(process, timeout_s=90):
@@ -32,6 +45,10 @@ def finish(process, timeout_s=90):
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"still running after {timeout_s} s:\n{out}\n{err}") from None
+    except BaseException:  # the test's own limit: nothing is left behind
+        process.kill()
+        process.communicate()
+        raise
     return process.returncode, out, err
 
 
