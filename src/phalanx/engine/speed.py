@@ -58,7 +58,7 @@ class Compiler:
         # then on for the first one too: bits would depend on what a process has seen before, and
         # a resumed run would differ. So each size has its own code, as many as the limit allows.
         dynamic = False if is_deterministic else None
-        self._compile: Change = functools.partial(compiled, dynamic=dynamic, backend=backend)
+        self._compile: Change = functools.partial(torch.compile, dynamic=dynamic, backend=backend)
         # The same code but for its random numbers, which are those of eager code.
         options = {"fallback_random": True} if backend == "inductor" else None
         self._compile_alike = functools.partial(self._compile, options=options)
@@ -78,8 +78,11 @@ class Compiler:
         self._beside = find_beside(model, self._blocks)
         for _, block in [*self._blocks, *self._beside]:
             block.forward = self._region(block.forward, self._compile)
+        # torch.compile runs the modules of its own kinds through one function: each counts there,
+        # and once more where it draws as written.
+        shared = sum(type(module).__module__.startswith("torch.") for _, module in self._beside)
         dynamo: Any = torch._dynamo.config
-        dynamo.recompile_limit = _SIZES * max(1, count_shapes(self._blocks))
+        dynamo.recompile_limit = _SIZES * max(1, count_shapes(self._blocks)) + 2 * shared
 
     def keep_blocks_apart(self) -> None:
         """After blocks are checkpointed, before hooks come around them: compiled code around a
@@ -192,19 +195,6 @@ class Compiler:
         region = _Region(forward, change)
         self._regions.append(region)
         return region
-
-
-def compiled(forward: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """torch.compile, with code of its own for each of torch's modules. It runs all of them through
-    one function of its own otherwise, and the limit on sizes is one for all."""
-    if not forward.__module__.startswith("torch."):
-        return torch.compile(forward, **settings)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    run.__code__ = run.__code__.replace(co_name=f"run_{id(run):x}")
-    return torch.compile(run, **settings)
 
 
 class _Region:
