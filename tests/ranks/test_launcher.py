@@ -14,6 +14,7 @@ import pytest
 from phalanx.errors import ExitCode
 from phalanx.launch.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.launch.trace import trace_recipe
+from phalanx.planner.trace import EAGER
 from phalanx.run.directory import RunDirectory
 from tests.ranks.command import finish, is_alive, phalanx, rank_pids, start, wait_for_step
 from tests.ranks.runs import RECIPE
@@ -149,14 +150,15 @@ def test_the_launcher_answers_what_a_recipe_is_and_outlives_one_that_leaves(tmp_
         "import os\nfrom pathlib import Path\nfrom phalanx.recipe import Options, Recipe\n"
         "class Leaves(Recipe):\n    class Options(Options):\n        file: str\n" + LEAVES
     )
+    before = psutil.Process().children()
     with Launcher() as launcher:
         launcher.start({})
-        (own,) = psutil.Process().children()
-        trace, (finding,) = trace_recipe(f"{recipe}:Leaves", {"file": str(file)}, (), launcher)
+        (own,) = set(psutil.Process().children()) - set(before)
+        trace, (finding,) = trace_recipe(f"{recipe}:Leaves", {"file": str(file)}, EAGER, launcher)
         assert trace is None
         assert "exit code 7" in finding.why
         assert file.read_text() == str(own.pid), "a fork of the launcher"
-        answered, findings = trace_recipe(RECIPE, {}, (), launcher)
+        answered, findings = trace_recipe(RECIPE, {}, EAGER, launcher)
         assert own.is_running()
     assert not findings
     alone, _ = trace_recipe(RECIPE, {})
@@ -172,11 +174,12 @@ def test_a_broken_torch_is_told_with_its_last_words_and_nothing_is_left(tmp_path
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is not there')\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     monkeypatch.setenv("PYTHONPATH", path)
+    before = set(psutil.Process().children())
     with Launcher() as launcher:
         launcher.start({})
-        idle = psutil.Process().children()
+        idle = set(psutil.Process().children()) - before
         launcher.request({"run": "r", "ranks": 1, "attempt": 0}, {**os.environ, "NEW": "1"})
         assert not any(process.is_running() for process in idle), "another environment, a new one"
         with pytest.raises(LauncherError, match=r"exit code 1 .*libcudart is not there"):
             launcher.receive(30)
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before

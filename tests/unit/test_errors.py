@@ -60,6 +60,7 @@ def test_exit_codes_are_those_of_the_design():
         "MACHINE": 3,
         "LAUNCH": 4,
         "STOPPED": 75,
+        "CRASH_LOOP": 93,
         "INTERRUPTED": 130,
     }
 
