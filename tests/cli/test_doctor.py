@@ -52,7 +52,7 @@ def test_a_finished_run_exits_0_and_the_newest_is_the_default(tmp_path, monkeypa
     (tmp_path / "runs" / "latest").symlink_to("golden")
     code, out, err = run_cli("doctor")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "finished: finished, and nothing is wrong with it"
+    assert out.splitlines()[0] == "finished, and nothing is wrong with it"
 
 
 def test_a_run_that_got_over_a_death_says_so(tmp_path):
@@ -60,7 +60,7 @@ def test_a_run_that_got_over_a_death_says_so(tmp_path):
     died(tmp_path, {0: "all well"}, {}, attempt=1, status="finished")
     code, out, _ = run_cli("doctor", str(run.path))
     assert code == 0
-    assert out.startswith("finished: finished; its ranks died 1 time on the way, see below")
+    assert out.startswith("finished; its ranks died 1 time on the way, see below")
     assert "attempt before  module-missing: rank 0" in out
 
 
@@ -84,7 +84,7 @@ def test_what_is_only_expected_is_a_note_and_no_verdict(tmp_path):
     events.write("outcome", status="finished", step=10, reason="", findings=[], exit_code=0)
     events.close()
     code, out, err = run_cli("doctor", str(run.path))
-    assert (code, out.splitlines()[0]) == (0, "finished: finished, and nothing is wrong with it")
+    assert (code, out.splitlines()[0]) == (0, "finished, and nothing is wrong with it")
     assert "note[slow-unknown]: 40% of the predicted speed" in err
 
 

@@ -49,7 +49,8 @@ def _show(diagnosis: Diagnosis) -> None:
 
     from phalanx.cli import console
 
-    console.say(f"{diagnosis.cause or diagnosis.status}: {diagnosis.verdict}", style="bold")
+    prefix = f"{diagnosis.cause}: " if diagnosis.cause else ""  # else its status comes first
+    console.say(prefix + diagnosis.verdict, style="bold")
     run = console.short_path(Path(diagnosis.run))
     rows = [("run", f"{run} ({diagnosis.kind})"), ("status", _status(diagnosis))]
     death = diagnosis.death

@@ -254,7 +254,8 @@ def _as_predicted(scene: Scene, steps: Sequence[Event], facts: dict[str, str]) -
             )
         ]
     host, device = forecast.get("host_s") or 0.0, forecast.get("device_s") or 0.0
-    if forecast.get("bottleneck") == "host" and host > (1 + _WORTH) * device:
+    is_launched = scene.planned("device") == "cuda"  # a CPU is its own host
+    if is_launched and forecast.get("bottleneck") == "host" and host > (1 + _WORTH) * device:
         return [
             Finding(
                 slug="slow-host-predicted",

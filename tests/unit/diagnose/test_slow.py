@@ -112,7 +112,9 @@ FORECAST = {
 )
 def test_where_nothing_waits_the_plan_says_what_it_expects(run, changes, rate, slug):
     plan = json.loads(run.plan_file.read_text())
-    run.plan_file.write_text(json.dumps({**plan, "forecast": {**FORECAST, **changes}}))
+    device = {"value": "cuda", "reason": ""}
+    plan |= {"device": device, "forecast": {**FORECAST, **changes}}
+    run.plan_file.write_text(json.dumps(plan))
     steps(run, falling(10), samples_per_s=rate, data_wait=0.0)
     found = judge_speed(Scene(run))
     assert slugs(found) == ([slug] if slug else [])
