@@ -1,9 +1,7 @@
 """Scripts as their users wrote them, run by `phalanx launch` on 2 CPU ranks: they train, what they
 print becomes events, a rank that dies takes none with it, and nothing is left behind."""
 
-import importlib.util
 import json
-import os
 import re
 import signal
 import sys
@@ -19,7 +17,6 @@ from tests.ranks.command import wait_for_step as wait_for
 # Of libstdc++: gloo's threads in a process group that is taken down, rarely; the run gets over it.
 ABORTED = "terminate called without an active exception"
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
-PEERS = os.environ.get("PHALANX_PEERS_PYTHON")  # where Lightning is, if not here
 
 
 def losses(run):
@@ -108,18 +105,15 @@ def test_a_script_with_hf_trainer(tmp_path):
     assert slugs(run) == []
 
 
-# Lightning is not among the packages of the tests: left out unless PHALANX_PEERS_PYTHON names an
-# environment that has it (`make bench` makes one). Lines of its bars: tests/unit/launch.
-if PEERS is not None or importlib.util.find_spec("lightning") is not None:
-
-    def test_a_script_with_lightning_in_another_environment(tmp_path):
-        python = ["--python", PEERS or sys.executable]
-        script = str(SCRIPTS / "lightning_script.py")
-        code, out, err = phalanx("launch", "--cpu", "2", *python, script, cwd=tmp_path)
-        assert code == 0, err + out
-        assert out.count("world size 2") == 2
-        assert losses(latest(tmp_path))
-        assert slugs(latest(tmp_path)) == []
+def test_a_script_with_lightning(tmp_path):
+    script = str(SCRIPTS / "lightning_script.py")
+    code, out, err = phalanx(
+        "launch", "--cpu", "2", "--python", sys.executable, script, cwd=tmp_path
+    )
+    assert code == 0, err + out
+    assert out.count("world size 2") == 2
+    assert losses(latest(tmp_path))
+    assert slugs(latest(tmp_path)) == []
 
 
 def test_the_exit_code_of_the_rank_that_failed_passes_through(tmp_path):
