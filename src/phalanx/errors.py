@@ -6,6 +6,7 @@ Findings, printed by one renderer; `UserError` carries them up to the command li
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -95,6 +96,14 @@ def format_bytes(count: int) -> str:
         if count >= 1024**power:
             return f"{count / 1024**power:.1f} {unit}"
     return f"{count} bytes"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; real-time signals but the first and last have only their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def format_seconds(seconds: float) -> str:

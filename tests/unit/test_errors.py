@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
+from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of, signal_name
 
 
 def finding(slug="slug", **changes):
@@ -76,3 +76,8 @@ def test_exit_codes_are_those_of_the_design():
 )
 def test_did_you_mean_names_the_nearest_or_nothing(word, expected):
     assert did_you_mean(word, ["epochs", "seed", "lr"]) == expected
+
+
+def test_every_signal_has_a_name():
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(41) == "signal 41"  # real-time signals have none of their own

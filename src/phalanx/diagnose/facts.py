@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.diagnose.logs import crash_frame, last_error, last_traceback, own_frame
 from phalanx.diagnose.scene import RankEnd, Scene
+from phalanx.errors import signal_name
 from phalanx.run.directory import LATEST
 
 _FULL = 0.85  # of the host's memory: the kernel needs the rest for itself and its caches
@@ -48,7 +49,8 @@ def facts_of_run(scene: Scene) -> dict[str, str]:
 def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
     """Of one rank's end; only what is known."""
     begin = last_traceback(end.lines)
-    is_killed = end.exit_code is not None and end.exit_code < 0  # what it caught before is its own
+    code = end.exit_code or 0
+    is_killed = code < 0  # what it caught before is its own
     block = end.lines[begin:] if begin is not None and not is_killed else []
     error, frame, crash = last_error(block), own_frame(block), crash_frame(end.lines)
     texts = [line.text for line in end.lines[-400:]]
@@ -57,7 +59,7 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
         "peers": "yes" if scene.world > 1 else None,
         "log": f"{_shown(scene.run.path)}/logs/rank-{end.rank}.log",
         "exit_code": end.exit_code,
-        "signal": _signal_name(end.exit_code),
+        "signal": signal_name(-code) if is_killed else None,
         "last_error": error.text.strip()[:300] if error is not None else None,
         "frame": str(frame) if frame is not None else None,
         "sample": _found(_SAMPLE, texts, "which"),
@@ -79,15 +81,6 @@ def facts_of_end(scene: Scene, end: RankEnd) -> dict[str, str]:
 def _found(pattern: re.Pattern[str], texts: list[str], group: str | int) -> str | None:
     found = next((match for text in reversed(texts) if (match := pattern.search(text))), None)
     return str(found[group]) if found else None
-
-
-def _signal_name(exit_code: int | None) -> str | None:
-    if exit_code is None or exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"
 
 
 def _memory_full(scene: Scene) -> str | None:

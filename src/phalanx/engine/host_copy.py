@@ -67,14 +67,15 @@ class HostCopy:
 
     @torch.no_grad()
     def _copy(self, key: tuple[str, str], part: Part) -> Part:
-        pieces = self._pieces.get(key, [])
-        for tensor in part.pieces:
-            flat, first = tensor.reshape(-1), 0
-            for piece in pieces:
-                last = first + piece.numel()
-                piece.copy_(flat[first:last], non_blocking=self._is_pinned)
-                first = last
-        return part._replace(pieces=pieces if part.pieces else [])
+        if not part.pieces:
+            return part
+        (live,) = part.pieces  # in one piece until it is copied
+        pieces, flat, first = self._pieces.get(key, []), live.reshape(-1), 0
+        for piece in pieces:
+            last = first + piece.numel()
+            piece.copy_(flat[first:last], non_blocking=self._is_pinned)
+            first = last
+        return part._replace(pieces=pieces)
 
     def _make_room(self, files: Mapping[str, Mapping[str, Part]]) -> None:
         """Find memory for what has none yet, such as the optimizer's state after the first step."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from phalanx.errors import ExitCode, Finding
+from phalanx.errors import ExitCode, Finding, signal_name
 from phalanx.launch.agent import RankDeath, kill_reason
 from phalanx.launch.culprit import Witness
 from phalanx.run.directory import RunDirectory
@@ -66,7 +65,7 @@ def left_in_silence(ends: list[Event], deaths: list[RankDeath], world: int) -> R
 
 def killed(run: RunDirectory, death: RankDeath) -> Outcome:
     """A rank that a signal has ended."""
-    name = signal.Signals(-death.exit_code).name
+    name = signal_name(-death.exit_code)
     line = _crash_line(run.log_file(death.rank))
     return from_finding(
         Finding(

@@ -3,10 +3,8 @@ did is asked of the table of causes (post_mortem.py)."""
 
 from __future__ import annotations
 
-import signal
-
 from phalanx.diagnose.logs import LogLine, frames, last_error
-from phalanx.errors import Finding
+from phalanx.errors import Finding, signal_name
 from phalanx.launch.agent import RankDeath, kill_reason
 from phalanx.run.directory import RunDirectory
 
@@ -16,9 +14,7 @@ def describe_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Fin
     log = run.log_file(death.rank)
     tail = f"read its last lines: `tail {log}`"
     if death.exit_code < 0:
-        number = -death.exit_code
-        known = {int(member): member.name for member in signal.Signals}
-        name = known.get(number, f"signal {number}")
+        name = signal_name(-death.exit_code)
         return Finding(
             slug="rank-killed",
             what=f"rank {death.rank} was killed by {name}",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.errors import signal_name
 from phalanx.machine.facts import PrecisionProbe, TorchDevice, TorchFacts
 
 SCRIPT = Path(__file__).with_name("torch_probe.py")
@@ -190,7 +191,7 @@ def _say_exit(code: int | None) -> str:
         return "does not end"
     if code < 0:
         try:
-            return f"kills the process ({signal.Signals(-code).name})"
+            return f"kills the process ({signal_name(-code)})"
         except ValueError:
             return f"kills the process (signal {-code})"
     return f"ends the process with exit code {code}"
