@@ -14,9 +14,25 @@ from phalanx.run.events import read_events
 from tests.ranks.command import finish, is_alive, kill, latest, phalanx, rank_pids, start
 from tests.ranks.command import wait_for_step as wait_for
 
-# Of libstdc++: gloo's threads in a process group that is taken down, rarely; the run gets over it.
+# Of libstdc++, when a script of others' libraries ends: torch takes its process group down too late,
+# in one run of ten or so, under torchrun as well. The run gets over it, by starting again.
 ABORTED = "terminate called without an active exception"
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
+
+
+def launch_in(folder, *words):
+    """Launch on 2 ranks, once more where torch aborted at the end of the script: what it printed,
+    and the run."""
+    for number in range(4):
+        place = folder / str(number)
+        place.mkdir()
+        code, out, err = phalanx("launch", "--cpu", "2", *words, cwd=place)
+        assert code == 0, err + out
+        run = latest(place)
+        if not any(ABORTED in run.log_file(rank).read_text() for rank in range(2)):
+            return out, run
+        print("torch aborted at the end of the script: once more")
+    raise AssertionError(ABORTED)
 
 
 def losses(run):
@@ -80,24 +96,18 @@ def test_a_script_for_torchrun_is_restarted_and_resumes(tmp_path):
 def test_a_script_for_accelerate(tmp_path):
     options = ["--mixed-precision", "bf16", "--gradient-accumulation", "2"]
     script = str(SCRIPTS / "accelerate_script.py")
-    code, out, err = phalanx("launch", "--cpu", "2", *options, script, cwd=tmp_path)
-    assert code == 0, err + out
+    out, run = launch_in(tmp_path, *options, script)
     assert "processes 2 precision bf16 accumulation 2 device cpu" in out
-    found = losses(latest(tmp_path))
+    found = losses(run)
     assert sorted(found)[-1] == 16, "two epochs of 8 steps, counted on"
     assert "8/8 [" in out and f"loss={found[16]:.4f}]" in out
-    run = latest(tmp_path)
-    said = [run.log_file(rank).read_text() for rank in range(2)]
-    if not any(ABORTED in text for text in said):
-        assert slugs(run) == []
+    assert slugs(run) == []
 
 
 def test_a_script_with_hf_trainer(tmp_path):
     script = str(SCRIPTS / "hf_trainer.py")
-    code, out, err = phalanx("launch", "--cpu", "2", script, "out", cwd=tmp_path)
-    assert code == 0, err + out
+    out, run = launch_in(tmp_path, script, "out")
     assert "[rank 0] world size 2" in out
-    run = latest(tmp_path)
     assert set(losses(run)) == {2, 4, 6, 8}
     evaluations = [e.data for e in read_events(run.events) if e.kind == "evaluate"]
     assert [e["step"] for e in evaluations] == [4, 8]
@@ -107,13 +117,10 @@ def test_a_script_with_hf_trainer(tmp_path):
 
 def test_a_script_with_lightning(tmp_path):
     script = str(SCRIPTS / "lightning_script.py")
-    code, out, err = phalanx(
-        "launch", "--cpu", "2", "--python", sys.executable, script, cwd=tmp_path
-    )
-    assert code == 0, err + out
+    out, run = launch_in(tmp_path, "--python", sys.executable, script)
     assert out.count("world size 2") == 2
-    assert losses(latest(tmp_path))
-    assert slugs(latest(tmp_path)) == []
+    assert losses(run)
+    assert slugs(run) == []
 
 
 def test_the_exit_code_of_the_rank_that_failed_passes_through(tmp_path):
