@@ -14,8 +14,8 @@ from phalanx.run.events import read_events
 from tests.ranks.command import finish, is_alive, kill, latest, phalanx, rank_pids, start
 from tests.ranks.command import wait_for_step as wait_for
 
-# Of libstdc++, when a script of others' libraries ends: torch takes its process group down too late,
-# in one run of ten or so, under torchrun as well. The run gets over it, by starting again.
+# Of libstdc++, while a script ends on a busy machine: seen twice, after the last step of one with
+# Accelerate and of one with HF Trainer, and why is not known. The run starts again and finishes.
 ABORTED = "terminate called without an active exception"
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"
 
