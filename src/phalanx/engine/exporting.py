@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.engine.checkpoint import EMA_FILE
 from phalanx.engine.shards import Shard
 from phalanx.engine.tensor_file import TensorFile, write_tensors
 from phalanx.errors import Finding, UserError, did_you_mean
@@ -26,6 +25,7 @@ from phalanx.job.schema import Job
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.checkpoints import (
+    EMA_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
     STATE_FILE,

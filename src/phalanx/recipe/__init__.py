@@ -5,12 +5,17 @@ from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
     Batch,
+    Benchmarked,
+    BenchmarkSettings,
     Data,
+    Exported,
+    Media,
     Options,
     Recipe,
     Sample,
     Split,
     Stored,
+    TaskResult,
     Term,
 )
 from phalanx.recipe.tensors import Tensors
@@ -18,13 +23,18 @@ from phalanx.run.cache import cache_folder
 
 __all__ = [
     "Batch",
+    "BenchmarkSettings",
+    "Benchmarked",
     "Data",
+    "Exported",
     "Finding",
+    "Media",
     "Options",
     "Recipe",
     "Sample",
     "Split",
     "Stored",
+    "TaskResult",
     "Tensors",
     "Term",
     "UserError",

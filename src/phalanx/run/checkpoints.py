@@ -32,6 +32,7 @@ SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.safetensors"
+EMA_FILE = f"ema/{MODEL_FILE}"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 _LEFT_OVER = re.compile(r"^\.(checkpoint-\d+|latest|best)\..*\.(tmp|old)$")
 _SPARE_BYTES = 2**20  # for state, manifest and what else is small
