@@ -1,8 +1,8 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
 `phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
-`phalanx.launch(script)`, `phalanx.doctor(run)`, `phalanx.verify(job)`, `phalanx.bench(job)` and
-`phalanx.export(run)` are the commands of the same names.
+`phalanx.launch(script)`, `phalanx.doctor(run)`, `phalanx.verify(job)`, `phalanx.bench(job)`,
+`phalanx.evaluate(run)` and `phalanx.export(run)` are the commands of the same names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Bench,
         Diagnosis,
         Estimate,
+        Evaluated,
         Export,
         Result,
         ScriptResult,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         check,
         doctor,
         estimate,
+        evaluate,
         export,
         launch,
         plan,
@@ -33,6 +35,7 @@ __all__ = [
     "Bench",
     "Diagnosis",
     "Estimate",
+    "Evaluated",
     "Export",
     "Result",
     "ScriptResult",
@@ -41,6 +44,7 @@ __all__ = [
     "check",
     "doctor",
     "estimate",
+    "evaluate",
     "export",
     "launch",
     "plan",

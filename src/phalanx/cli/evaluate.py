@@ -96,22 +96,37 @@ def evaluate(
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
     """
     from phalanx.cli import console
+    from phalanx.launch.benchmark import Benchmark, benchmark_trained
     from phalanx.launch.evaluate import evaluate_trained
 
+    rollouts = {
+        "tasks": tasks,
+        "episodes": episodes,
+        "max_steps": max_steps,
+        "horizon": horizon,
+        "video": video,
+        "seed": seed,
+        "workers": workers,
+    }
+    if benchmark is None:
+        _refuse([name for name, value in rollouts.items() if value is not None])
     if model is not None and "=" in model:
-        model, overrides = None, [model, *(overrides or [])]
+        overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
     given = [*collect_overrides(placed)[0], *(overrides or [])]
+    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
     with console.working("starting") as say:
-        done = evaluate_trained(
-            model,
-            given,
-            checkpoint=checkpoint,
-            weights=weights,
-            recipe=recipe,
-            output=output,
-            say=say,
-        )
+        if benchmark is None:
+            done = evaluate_trained(model, given, **which, say=say)  # type: ignore[arg-type]
+        else:
+            asked = Benchmark(benchmark, **rollouts)  # type: ignore[arg-type]
+            done = benchmark_trained(
+                model,
+                given,
+                benchmark=asked,
+                **which,  # type: ignore[arg-type]
+                say=say,
+            )
     if as_json:
         console.say_json(done.to_json())
         return 0
@@ -120,12 +135,31 @@ def evaluate(
     return 0
 
 
+def _refuse(options: list[str]) -> None:
+    """Options of a benchmark without one."""
+    from phalanx.errors import Finding, UserError
+
+    if options:
+        flags = ", ".join("--" + name.replace("_", "-") for name in options)
+        raise UserError(
+            Finding(
+                slug="no-benchmark",
+                what=f"{flags} mean nothing without --benchmark",
+                why="the test split is evaluated as a whole, once",
+                fix="--benchmark NAME; `phalanx recipes show RECIPE` lists those of a recipe",
+            )
+        )
+
+
 def _show(done: Evaluated) -> None:
     from phalanx.cli import console
     from phalanx.errors import format_seconds
 
     step = "" if done.step is None else f", step {done.step}"
     console.say(f"{done.recipe}: {done.title}{step}")
+    if done.benchmark is not None:
+        _show_tasks(done)
+        return
     header = ("metric", "now", "in training") if done.recorded is not None else ("metric", "now")
     rows = [
         (name, _figure(value), *([_figure((done.recorded or {}).get(name))] * (len(header) - 2)))
@@ -137,6 +171,33 @@ def _show(done: Evaluated) -> None:
         console.say("the same as in training, to the last bit")
     elif done.is_same is False and all(f.slug != "evaluation-differs" for f in done.findings):
         console.say("the same as in training but for rounding")
+
+
+def _show_tasks(done: Evaluated) -> None:
+    from phalanx.cli import console
+    from phalanx.errors import format_seconds
+
+    names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
+    rows = [
+        (
+            task.task,
+            f"{task.successes} of {task.episodes}",
+            f"{100 * task.rate:.1f} %",
+            f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
+            *(_figure(task.figures.get(name)) for name in names),
+        )
+        for task in done.tasks
+    ]
+    console.table(
+        rows,
+        title=done.benchmark,
+        header=("task", "successes", "success", "95 % interval", *names),
+        right=tuple(range(1, 4 + len(names))),
+    )
+    whole = ", ".join(f"{name} {_figure(value)}" for name, value in done.metrics.items())
+    console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
+    for path in done.media:
+        console.say(f"wrote {console.short_path(path)}")
 
 
 def _figure(value: float | None) -> str:

@@ -1,5 +1,5 @@
-"""A recipe's model with weights that were trained, whole in this process: to export it, to run it in
-a benchmark."""
+"""A recipe's model with weights that were trained, whole in this process: to export it, or to run
+it in a benchmark."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ def _as_trained(
     return parts.strategy, parts.test_data()
 
 
-def _around_file(
-    recipe: Recipe, plan: Plan, process: Process, path: Path
-) -> tuple[Strategy, Data]:
+def _around_file(recipe: Recipe, plan: Plan, process: Process, path: Path) -> tuple[Strategy, Data]:
     file = OnnxModel(path, threads=plan.threads.value)
     data = recipe.data("test")
     model = recipe.model().eval()  # its weights are not looked at, only how it is called

@@ -93,7 +93,9 @@ class _Call(NamedTuple):
         names = {_name(path): n for n, (path, leaf) in enumerate(pairs) if _is_tensor(leaf)}
         made, made_spec = tree_flatten_with_path(output)
         if not names or not all(_is_tensor(leaf) for _, leaf in made):
-            raise UserError(_unclear(recipe, "its forward takes or gives other things than tensors"))
+            raise UserError(
+                _unclear(recipe, "its forward takes or gives other things than tensors")
+            )
         outputs = [_name(path) or "output" for path, _ in made]
         if all(name.isdecimal() for name in outputs):
             outputs = [f"output_{name}" for name in outputs]
@@ -146,7 +148,7 @@ class _StandIn(nn.Module):
 
 
 def _bind(signature: inspect.Signature, given: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    bound = inspect.BoundArguments(signature, given)
     return bound.args, bound.kwargs
 
 

@@ -38,14 +38,7 @@ def load_initial_weights(
             raise ValueError(f"missing: {missing[:_SHOWN]}; unknown to the model: {extra[:_SHOWN]}")
         take_weights(strategy, shards, read)
     except UnpicklingError as error:
-        raise UserError(
-            Finding(
-                slug="init-unsafe",
-                what=f"`{path}` holds more than weights and is not opened",
-                why=first_line(error),
-                fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
-            )
-        ) from error
+        raise UserError(unsafe_file(path, error)) from error
     except Exception as error:
         raise UserError(
             Finding(
@@ -56,6 +49,16 @@ def load_initial_weights(
             )
         ) from error
     return _other_base(path, pretrained, strategy.model)
+
+
+def unsafe_file(path: Path, error: Exception) -> Finding:
+    """A file that would have to be executed to be read."""
+    return Finding(
+        slug="init-unsafe",
+        what=f"`{path}` holds more than weights and is not opened",
+        why=first_line(error),
+        fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
+    )
 
 
 def _other_base(path: Path, pretrained: Pretrained, model: nn.Module) -> list[Finding]:

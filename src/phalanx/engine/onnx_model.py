@@ -48,7 +48,8 @@ class OnnxModel:
                 Finding(
                     slug="onnx-unreadable",
                     what=f"`{path}` cannot be run",
-                    why=f"onnxruntime {onnxruntime.__version__}: {' '.join(str(error).split())[:600]}",
+                    why=f"onnxruntime {onnxruntime.__version__}: "
+                    f"{' '.join(str(error).split())[:600]}",
                     fix="export it again: phalanx export RUN --to onnx",
                 )
             ) from error

@@ -81,9 +81,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
 
 def _is_kept(plan: Plan) -> bool:
     """Whether a run is trained to be used, not to be measured, compared or evaluated."""
-    return (
-        plan.measured_micro_batches is None and not plan.is_recorded and plan.evaluated is None
-    )
+    return plan.measured_micro_batches is None and not plan.is_recorded and plan.evaluated is None
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""Evaluates a trained model on its test split, in ranks as training has them: `phalanx evaluate`."""
+"""Evaluates a trained model on its test split, in ranks like those that train."""
 
 from __future__ import annotations
 
@@ -149,6 +149,11 @@ def _prepare(
         "init_from": None if is_onnx else str(trained.file),
         "stop_after": None,
     }
+    # Weights by themselves say nothing of training, and a plan wants to know.
+    if values.get("epochs") is None and values.get("steps") is None:
+        values["steps"] = 1
+    if values.get("global_batch_size") is None and values.get("batch_per_gpu") is None:
+        values["global_batch_size"] = _BATCH
     prepared = prepare(values, adapt=place, launcher=launcher)
     if prepared.plan.num_test_samples.value == 0:
         raise UserError(_no_test_split(trained.job.recipe))
@@ -163,6 +168,7 @@ def _prepare(
     return replace(prepared, plan=plan, findings=[]), findings
 
 
+_BATCH = 32
 _ONE_CPU = {"gpus": None, "cpu": 1, "backend": "auto"}
 
 

@@ -1,5 +1,5 @@
-"""The plan of an evaluation: as fresh weights are planned for here, with the choices of training that
-decide about bits. Pure; `launch/evaluate.py` runs it."""
+"""The plan of an evaluation: made for this machine, with the choices of training that decide about
+bits. Pure; `launch/evaluate.py` runs it."""
 
 from __future__ import annotations
 

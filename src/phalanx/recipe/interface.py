@@ -201,9 +201,7 @@ class Recipe:
         """What is written into such files for who runs them: `classes`, `preprocessing`."""
         return {}
 
-    def benchmark(
-        self, model: nn.Module, name: str, settings: BenchmarkSettings
-    ) -> Benchmarked:
+    def benchmark(self, model: nn.Module, name: str, settings: BenchmarkSettings) -> Benchmarked:
         """Run the model in the loop, in one of `benchmarks`. It has its weights and is on its
         device; no data is opened. Raises UserError where something is missing for it."""
         raise self._not_written("benchmark")
