@@ -156,7 +156,7 @@ def _show(done: Evaluated) -> None:
     from phalanx.errors import format_seconds
 
     step = "" if done.step is None else f", step {done.step}"
-    console.say(f"{done.recipe}: {done.title}{step}")
+    console.say(f"{Path(done.recipe).name}: {done.title}{step}")
     if done.benchmark is not None:
         _show_tasks(done)
         return
@@ -184,7 +184,7 @@ def _show_tasks(done: Evaluated) -> None:
             f"{task.successes} of {task.episodes}",
             f"{100 * task.rate:.1f} %",
             f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
-            *(_figure(task.figures.get(name)) for name in names),
+            *(_figure(task.figures.get(name), 4) for name in names),
         )
         for task in done.tasks
     ]
@@ -194,11 +194,11 @@ def _show_tasks(done: Evaluated) -> None:
         header=("task", "successes", "success", "95 % interval", *names),
         right=tuple(range(1, 4 + len(names))),
     )
-    whole = ", ".join(f"{name} {_figure(value)}" for name, value in done.metrics.items())
+    whole = ", ".join(f"{name} {_figure(value, 4)}" for name, value in done.metrics.items())
     console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
     for path in done.media:
         console.say(f"wrote {console.short_path(path)}")
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+def _figure(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

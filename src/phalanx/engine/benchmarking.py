@@ -36,8 +36,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     name = request["benchmark"]
     if name not in recipe.benchmarks:
         raise UserError(_unknown(recipe, request["recipe"], name))
-    is_cuda = request["device"] != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if is_cuda else "cpu")
+    device = _device(request["device"])
     model, findings = build_model(recipe, Path(request["file"]), device)
     settings = BenchmarkSettings(**request["settings"])
     started = time.perf_counter()
@@ -54,9 +53,27 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         "tasks": [{**task._asdict(), "figures": dict(task.figures)} for task in done.tasks],
         "media": _write_media(done, request["video"]),
         "seconds": seconds,
-        "device": torch.cuda.get_device_name() if is_cuda else "CPU",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "findings": [finding.to_json() for finding in findings],
     }
+
+
+def _device(wanted: str) -> torch.device:
+    """`auto`, `cpu`, or a GPU that must be there."""
+    count = torch.cuda.device_count()
+    if wanted in ("auto", "cpu"):
+        return torch.device("cuda" if wanted == "auto" and count else "cpu")
+    device = torch.device(wanted)
+    if (device.index or 0) >= count:
+        raise UserError(
+            Finding(
+                slug="no-such-gpu",
+                what=f"there is no GPU {device.index or 0} here",
+                why=f"--gpus was given, and CUDA sees {count}",
+                fix="without --gpus, or --cpu 1",
+            )
+        )
+    return device
 
 
 def _write_media(done: Benchmarked, folder: str | None) -> list[str]:

@@ -45,7 +45,7 @@ def load_initial_weights(
                 slug="init-weights",
                 what=f"the weights in `{path}` do not load into this model",
                 why=first_line(error),
-                fix="weights of the same recipe and options",
+                fix="init_from, or the file given: weights of the same recipe and options",
             )
         ) from error
     return _other_base(path, pretrained, strategy.model)

@@ -59,7 +59,10 @@ def benchmark_trained(
         raise UserError(_not_in_the_loop(trained))
     say(f"running {benchmark.name}")
     answer, silent_because = ask_engine(
-        "benchmark", _question(trained, benchmark), timeout_s=_TIMEOUT_S, uses_gpu=True
+        "benchmark",
+        _question(trained, benchmark, overrides),
+        timeout_s=_TIMEOUT_S,
+        uses_gpu=True,
     )
     if answer is None:
         raise UserError(_silent(benchmark, silent_because), exit_code=ExitCode.FAILED)
@@ -88,7 +91,20 @@ def benchmark_trained(
     return done
 
 
-def _question(trained: Trained, benchmark: Benchmark) -> dict[str, Any]:
+def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:
+    """The device that was asked for now; what training had is of no account."""
+    asked = {o.key for o in overrides if isinstance(o, Override) and o.value is not None}
+    if "devices.cpu" in asked:
+        return "cpu"
+    if "devices.gpus" not in asked:
+        return "auto"
+    gpus = trained.job.devices.gpus
+    return f"cuda:{gpus[0]}" if isinstance(gpus, list) and gpus else "cuda"
+
+
+def _question(
+    trained: Trained, benchmark: Benchmark, overrides: Sequence[Override | str]
+) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "recipe": trained.job.recipe,
@@ -96,7 +112,7 @@ def _question(trained: Trained, benchmark: Benchmark) -> dict[str, Any]:
         "file": str(trained.file),
         "benchmark": benchmark.name,
         "video": str(benchmark.video.absolute()) if benchmark.video is not None else None,
-        "device": "cpu" if trained.job.devices.cpu is not None else "auto",
+        "device": _device(trained, overrides),
         "settings": {
             "tasks": benchmark.tasks,
             "episodes": benchmark.episodes,

@@ -195,6 +195,7 @@ def _report(
     plan = prepared.plan
     metrics: dict[str, float] = heard.found["metrics"]
     is_same, difference = compare_recorded(metrics, trained.recorded)
+    found = [difference] if difference is not None and not trained.is_rounded else []
     ranks, device = plan.ranks.value, plan.device.value
     unit = {"cuda": "GPU", "cpu": "CPU process"}.get(device, device)
     plural = "" if ranks == 1 else "es" if unit.endswith("s") else "s"
@@ -209,9 +210,9 @@ def _report(
         seconds=heard.found["seconds"],
         where=f"{ranks} {unit}{plural}, {plan.precision.value}",
         recorded=dict(trained.recorded) if trained.recorded is not None else None,
-        is_same=is_same,
+        is_same=is_same if is_same or not trained.is_rounded else None,
         run=trained.run.path if trained.run is not None else None,
-        findings=[*notes, *heard.findings, *([difference] if difference else [])],
+        findings=[*notes, *heard.findings, *found],
     )
     record_in_run(trained, done)
     return done

@@ -58,6 +58,8 @@ class Trained:
     """What was done in training, where that is known."""
     recorded: Mapping[str, float] | None = None
     """What training found for these weights; None: they were not evaluated then."""
+    is_rounded: bool = False
+    """Whether the file computes in fewer bits than training did: its figures are its own."""
     trained_recipe: str | None = None
     """The fingerprint of the recipe then."""
     findings: list[Finding] = field(default_factory=list)
@@ -158,6 +160,7 @@ def _of_file(path: Path, asked: _Asked) -> Trained:
         weights="average" if record.get("weights") == "average" else "raw",
         step=record.get("step"),
         recorded=record.get("metrics") or None,
+        is_rounded=record.get("precision") in ("fp16", "int8"),
         trained_recipe=record.get("recipe_fingerprint"),
     )
 
