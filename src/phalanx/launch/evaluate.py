@@ -164,7 +164,9 @@ def _prepare(
         trained=trained.plan,
         trained_job=trained.trained_job,
     )
-    findings = [*trained.findings, *trained.changes(), *notes, *prepared.findings]
+    # Notes of the planner are about training, which this is not.
+    warnings = [finding for finding in prepared.findings if finding.severity == "warning"]
+    findings = [*trained.findings, *trained.changes(), *notes, *warnings]
     return replace(prepared, plan=plan, findings=[]), findings
 
 

@@ -39,6 +39,8 @@ def plan_evaluation(
             changes["evaluate_batch_size"] = Decision(batch, "as in training")
         for name, key in _AS_TRAINED.items():
             is_asked = key is not None and getattr(job, key) != getattr(trained_job, key)
+            if name == "threads" and trained.threads.value > plan.ranks.value * plan.threads.value:
+                continue  # of a machine with more cores
             if trained.device.value == plan.device.value and not is_asked:
                 changes[name] = Decision(getattr(trained, name).value, "as in training")
     return replace(plan, **changes)
