@@ -1,5 +1,5 @@
 """What a recipe writes for other tools: beside each checkpoint and at the end. What is written when
-asked for is the package `export`.
+asked for is the package `exporter`.
 
 A recipe writes into a folder of its own and gets tensors that are read when it looks them up, so
 that exporting needs the memory of what the recipe holds at a time. What fails here is said and

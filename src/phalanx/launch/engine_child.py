@@ -24,7 +24,7 @@ def ask_engine(
 ) -> tuple[dict[str, Any] | None, str]:
     """The answer to a question, or why there is none. A launcher that has begun answers it with the
     torch that it imports anyway. `export` is answered by the package of that name."""
-    module = ["phalanx.export"] if verb == "export" else ["phalanx.engine", verb]
+    module = ["phalanx.exporter"] if verb == "export" else ["phalanx.engine", verb]
     with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
         request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
         request.write_text(json.dumps(question), encoding="utf-8")

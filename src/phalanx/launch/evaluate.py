@@ -148,6 +148,9 @@ def _prepare(
         "name": "evaluate",
         "init_from": None if is_onnx else str(trained.file),
         "stop_after": None,
+        # How a step is cut is training's business, and may not fit what is here.
+        "micro_batch_size": None,
+        "gradient_accumulation": None,
     }
     # Weights by themselves say nothing of training, and a plan wants to know.
     if values.get("epochs") is None and values.get("steps") is None:

@@ -14,7 +14,7 @@ from phalanx.engine.exporting import CheckpointTensors
 from phalanx.engine.initial_weights import checkpoint_state, read_torch_file
 from phalanx.engine.shards import Shard
 from phalanx.engine.tensor_file import TensorFile, write_tensors
-from phalanx.export.request import Request
+from phalanx.exporter.request import Request
 from phalanx.run.checkpoints import EMA_FILE, MODEL_FILE
 from phalanx.run.weights_file import RECORD
 

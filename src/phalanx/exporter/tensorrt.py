@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import Finding, UserError
-from phalanx.export.request import Request
-from phalanx.export.samples import Inputs
+from phalanx.exporter.request import Request
+from phalanx.exporter.samples import Inputs
 from phalanx.recipe.interface import Exported
 
 ENGINE_FILE = "model.engine"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import Finding, UserError
-from phalanx.export.request import Difference, Report, Request
-from phalanx.export.samples import Inputs
+from phalanx.exporter.request import Difference, Report, Request
+from phalanx.exporter.samples import Inputs
 from phalanx.recipe.interface import Exported
 
 Run = Callable[..., tuple[Tensor, ...]]

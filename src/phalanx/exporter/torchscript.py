@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.errors import Finding, UserError
-from phalanx.export.request import Request
-from phalanx.export.samples import Inputs
+from phalanx.exporter.request import Request
+from phalanx.exporter.samples import Inputs
 
 TORCHSCRIPT_FILE = "model.torchscript"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phalanx.engine.onnx_model import OnnxModel
 from phalanx.errors import Finding, UserError
-from phalanx.export.samples import CALIBRATED, RealSamples
+from phalanx.exporter.samples import CALIBRATED, RealSamples
 from phalanx.recipe.interface import Exported, Recipe
 
 _EXTERNAL_BYTES = 1_500_000_000  # protobuf ends at 2 GB

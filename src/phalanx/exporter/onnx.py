@@ -11,8 +11,8 @@ from torch import nn
 
 from phalanx.engine.onnx_model import require_onnx
 from phalanx.errors import Finding, UserError
-from phalanx.export.request import Request
-from phalanx.export.samples import Inputs
+from phalanx.exporter.request import Request
+from phalanx.exporter.samples import Inputs
 from phalanx.recipe.interface import Exported
 
 ONNX_FILE = "model.onnx"

@@ -13,9 +13,9 @@ from torch import Tensor
 from phalanx.engine.exporting import findings_of_error, nothing_written
 from phalanx.engine.initial_weights import unsafe_file
 from phalanx.errors import Finding, UserError, did_you_mean
-from phalanx.export.graphs import GRAPH_FORMS, write_graph
-from phalanx.export.request import Report, Request
-from phalanx.export.weights import open_tensors, write_weights
+from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
+from phalanx.exporter.request import Report, Request
+from phalanx.exporter.weights import open_tensors, write_weights
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.directory import new_folder

@@ -18,13 +18,13 @@ from phalanx.engine.built import build_model
 from phalanx.engine.forward import Forward, find_exported
 from phalanx.engine.onnx_model import OnnxModel, require_onnx
 from phalanx.errors import Finding
-from phalanx.export.compare import Comparison, judge, time_ms, tolerance_of
-from phalanx.export.int8 import quantize
-from phalanx.export.onnx import ONNX_FILE, describe, write_onnx
-from phalanx.export.request import Report, Request
-from phalanx.export.samples import COMPARED, Inputs, RealSamples
-from phalanx.export.tensorrt import ENGINE_FILE, EngineModel, missing_runtime, write_engine
-from phalanx.export.torchscript import TORCHSCRIPT_FILE, open_torchscript, write_torchscript
+from phalanx.exporter.compare import Comparison, judge, time_ms, tolerance_of
+from phalanx.exporter.int8 import quantize
+from phalanx.exporter.onnx import ONNX_FILE, describe, write_onnx
+from phalanx.exporter.request import Report, Request
+from phalanx.exporter.samples import COMPARED, Inputs, RealSamples
+from phalanx.exporter.tensorrt import ENGINE_FILE, EngineModel, missing_runtime, write_engine
+from phalanx.exporter.torchscript import TORCHSCRIPT_FILE, open_torchscript, write_torchscript
 from phalanx.recipe.interface import Exported, Recipe
 from phalanx.run.weights_file import RECORD
 
