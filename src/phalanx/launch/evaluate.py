@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -251,6 +252,8 @@ def compare_recorded(
 def _is_near(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return False
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
     return one == other or abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
 
 
