@@ -1,4 +1,4 @@
-"""A rank that is asked where it is stuck answers and lives on, whichever thread takes the signal."""
+"""A rank that is asked where it is stuck answers and lives on, whichever thread hears of it."""
 
 import os
 import signal
