@@ -19,9 +19,9 @@ from phalanx.errors import Finding, format_seconds
 
 _SAID_AFTER_S = 10.0  # of a run that is over sooner nobody wants to know
 
-FIRST_S_PER_BYTE = 0.5e-9
-"""A first saving finds the memory for its copy: 0.99 GB took 0.41 to 0.53 s on an H200
-(benchmarks/results/2026-11-16-checkpoint-stall-gpu.md), later ones a twentieth of that."""
+FIRST_S_PER_BYTE = 0.7e-9
+"""A first saving finds the memory for its copy: 0.99 GB took 0.41 to 0.70 s on an H200
+(benchmarks/results/2026-11-16-checkpoint-stall-gpu.md), later ones a thirtieth of that."""
 
 
 class Cadence:
