@@ -95,6 +95,10 @@ class RunDirectory:
         return self.path / "exports"
 
     @property
+    def media(self) -> Path:
+        return self.path / "media"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
