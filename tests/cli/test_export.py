@@ -29,6 +29,7 @@ def trained(tmp_path_factory):
     run = make_run(
         folder,
         ranks=1,
+        threads=1,
         recipe=RECIPE,
         name="first",
         ema={"decay": 0.9},

@@ -18,7 +18,7 @@ from tests.recipes.lora.test_training import options_of
 def test_onnx_says_what_the_trained_network_says(tmp_path, model, rows, monkeypatch):
     answer_here(monkeypatch)
     options = options_of(model, rows)
-    run = trained(tmp_path / "runs", options)
+    run = trained(tmp_path / "runs", options, threads=1)
     done = export_trained(
         str(run.path), form="onnx", settings=Settings(dynamic=True), out=tmp_path / "onnx"
     )
