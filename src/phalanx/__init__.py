@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api import (
         Bench,
+        Benchmark,
         Diagnosis,
         Estimate,
         Evaluated,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bench",
+    "Benchmark",
     "Diagnosis",
     "Estimate",
     "Evaluated",

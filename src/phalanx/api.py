@@ -15,6 +15,7 @@ from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.bench import Bench
 from phalanx.launch.bench import bench as _measure
+from phalanx.launch.benchmark import Benchmark, benchmark_trained
 from phalanx.launch.estimate import STEPS, Estimate, estimate_job
 from phalanx.launch.evaluate import Evaluated, evaluate_trained
 from phalanx.launch.export import Export, Settings, export_trained
@@ -28,6 +29,7 @@ from phalanx.run.directory import find_run
 
 __all__ = [
     "Bench",
+    "Benchmark",
     "Diagnosis",
     "Estimate",
     "Evaluated",
@@ -162,24 +164,29 @@ def bench(
 def evaluate(
     model: str | Path | None = None,
     *overrides: str,
+    benchmark: Benchmark | str | None = None,
     checkpoint: str | int = "best",
     weights: str | None = None,
     recipe: str | None = None,
     output: str | Path = "runs",
     **keys: Any,
 ) -> Evaluated:
-    """How good a trained model is on its test split: a run (the newest if none is named), a
-    checkpoint folder, a file of weights or an ONNX file.
+    """How good a trained model is on its test split, or in a closed-loop benchmark: a run (the
+    newest if none is named), a checkpoint folder, a file of weights or an ONNX file.
 
-    `evaluate("runs/first").metrics`; raises UserError."""
-    return evaluate_trained(
-        str(model) if model is not None else None,
-        _overrides(overrides, keys),
-        checkpoint=str(checkpoint),
-        weights=weights,
-        recipe=recipe,
-        output=Path(output),
-    )
+    `evaluate("runs/first").metrics`, `evaluate(run, benchmark=Benchmark("reach", episodes=50))`;
+    raises UserError."""
+    which: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "weights": weights,
+        "recipe": recipe,
+        "output": Path(output),
+    }
+    reference = str(model) if model is not None else None
+    if benchmark is None:
+        return evaluate_trained(reference, _overrides(overrides, keys), **which)
+    asked = Benchmark(benchmark) if isinstance(benchmark, str) else benchmark
+    return benchmark_trained(reference, _overrides(overrides, keys), benchmark=asked, **which)
 
 
 def export(
