@@ -108,7 +108,7 @@ def test_an_interval_of_epochs_is_at_least_one_step(count, steps_per_epoch):
     assert abs(steps - count * steps_per_epoch) <= 1
 
 
-def test_a_rate_of_sgd_under_adamw_is_said():
+def test_a_rate_of_sgd_under_adamw_is_said(make_job):
     # 0.01 for 64 is a rate of SGD; sixteen GPUs make 0.04 of it.
     scaled = {"lr": 0.01, "lr_batch": 64, "lr_rule": "linear"}
     for name, slugs in (("adamw", ["adamw-rate"]), ("sgd", [])):
