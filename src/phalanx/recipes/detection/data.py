@@ -162,9 +162,9 @@ def collate(made: list[Loaded], width: int, height: int) -> dict[str, Any]:
     }
 
 
-def as_input(images: Tensor) -> Tensor:
-    """What the model takes: shares of brightness."""
-    return images.float() / 255
+def as_input(images: Tensor, model: torch.nn.Module) -> Tensor:
+    """What the model takes: shares of brightness, in the type of its weights."""
+    return images.to(next(model.parameters()).dtype) / 255
 
 
 def open_split(split: Split, labels: Labels, options: DetectionOptions) -> DetectionData:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from phalanx.recipe import cache_folder
 from phalanx.recipes.detection.source import label_file
@@ -97,6 +96,8 @@ def _look(
 
 def _image_size(path: Path, is_opened: bool) -> tuple[tuple[int, int], list[Fault]]:
     """Height and width, as the image is shown: a camera may have been held upright."""
+    from PIL import Image  # comes with the extra
+
     try:
         if is_opened:
             with Image.open(path) as image:

@@ -34,7 +34,7 @@ def show_detections(
     shown = []
     for index in ids:
         batch = data.__getitems__(np.array([index]), np.array([0]))
-        boxes, _ = model(as_input(batch["image"].to(device)))
+        boxes, _ = model(as_input(batch["image"].to(device), model))
         found = suppress(boxes, options)[0].float().cpu()
         shown.append(_draw(batch, found[found[:, 4] >= _SHOWN_FROM], names))
     content = _encode(_grid(shown))

@@ -120,7 +120,7 @@ class DetectionRecipe(Recipe):
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         from phalanx.recipes.detection.data import as_input, resized
 
-        images = as_input(batch["image"])
+        images = as_input(batch["image"], model)
         if "size" in batch:
             images = resized(images, batch["size"])
         return self._terms(model, model(images), batch)
@@ -144,7 +144,7 @@ class DetectionRecipe(Recipe):
         from phalanx.recipes.detection.data import as_input
         from phalanx.recipes.detection.scoring import score, suppress
 
-        boxes, predictions = model(as_input(batch["image"]))
+        boxes, predictions = model(as_input(batch["image"], model))
         terms = self._terms(model, predictions, batch)
         found = suppress(boxes, self.options)
         return {
