@@ -88,8 +88,8 @@ def _read_names(content: dict[str, Any], file: Path) -> tuple[dict[int, str] | N
         return {n: f"class_{n}" for n in range(count)}, []
     if isinstance(names, list) and names:
         known = {n: str(name) for n, name in enumerate(names)}
-    elif isinstance(names, dict) and names and all(isinstance(n, int) for n in names):
-        known = {n: str(names[n]) for n in sorted(names)}
+    elif isinstance(names, dict) and names and all(str(n).isdecimal() for n in names):
+        known = {number: str(names[n]) for number, n in sorted((int(n), n) for n in names)}
     else:
         return None, [_wrong_names(file, f"`names` is {names!r}, not a list or a mapping")]
     if list(known) != list(range(len(known))):
