@@ -1,5 +1,5 @@
-"""What Phalanx's detection recipe learns beside Ultralytics' own trainer: the same generated images,
-epochs, batch, augmentation, optimizer and rates, some seeds each, on one rank and on two.
+"""What Phalanx's detection recipe learns beside Ultralytics' own trainer: the same images, epochs,
+batch, augmentation, optimizer and rates, some seeds each, on one rank and on two.
 
     python benchmarks/detection/learning.py --out learning.jsonl --seeds 5
     python benchmarks/detection/report.py learning.jsonl --write
@@ -23,11 +23,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from side_by_side import commit_of_tree, versions
 from ultralytics_trainer import AUGMENTATION
 
 from phalanx.recipes.detection.shapes import make_shapes
 from phalanx.run.events import read_events
-from side_by_side import commit_of_tree, versions
 
 HERE = Path(__file__).parent
 CONTESTANTS = ("phalanx-1", "ultralytics", "phalanx-2")
@@ -151,8 +151,10 @@ def run(command):
     env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{command[:4]} ended with {done.returncode}:\n{done.stdout[-3000:]}"
-                           f"\n{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"{command[:4]} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+            f"\n{done.stderr[-3000:]}"
+        )
 
 
 if __name__ == "__main__":

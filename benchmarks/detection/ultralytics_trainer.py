@@ -1,6 +1,6 @@
 """Ultralytics' own trainer as a contestant: a request in JSON, figures of its last epoch in a file.
 
-    python benchmarks/detection/ultralytics_trainer.py '{"data": "data.yaml", ...}' OUT.json
+python benchmarks/detection/ultralytics_trainer.py '{"data": "data.yaml", ...}' OUT.json
 """
 
 import json

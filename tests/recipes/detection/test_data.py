@@ -1,4 +1,4 @@
-"""Images, boxes and augmentation: a function of the key alone, and boxes that stay on their things."""
+"""Images, boxes and augmentation: a function of the key alone, boxes that stay on their things."""
 
 import cv2
 import numpy as np
@@ -106,8 +106,10 @@ def test_boxes_follow_what_they_are_around(options):
 def test_placing_tiles_straight_is_warping_the_canvas():
     rng = np.random.default_rng(1)
     smooth = [
-        Loaded(cv2.GaussianBlur(rng.integers(0, 255, (64, w, 3)).astype(np.uint8), (0, 0), 5),
-               np.zeros((0, 5), np.float32))
+        Loaded(
+            cv2.GaussianBlur(rng.integers(0, 255, (64, w, 3)).astype(np.uint8), (0, 0), 5),
+            np.zeros((0, 5), np.float32),
+        )
         for w in (64, 50, 64, 40)
     ]
     augmenter = Augmenter(DetectionOptions(), load=smooth.__getitem__, count=4, size=64)
@@ -183,6 +185,6 @@ def test_generated_shapes_are_the_same_everywhere_and_inside_their_boxes(tmp_pat
         assert image.shape == (96, 96, 3)
         for kind, x, y, w, h in rows:
             kinds.add(kind)
-            assert 0 <= x - w / 2 and x + w / 2 <= 1 and 0 <= y - h / 2 and y + h / 2 <= 1
+            assert x - w / 2 >= 0 and x + w / 2 <= 1 and y - h / 2 >= 0 and y + h / 2 <= 1
             assert 0.04 < w < 0.5
     assert kinds == {0, 1, 2, 3}

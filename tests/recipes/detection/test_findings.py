@@ -45,8 +45,16 @@ def test_good_data_has_nothing_to_say(data):
         ("train: images/train\nval: images/val\n", "detection-classes", "not a list"),
         ("train: no/such\nval: images/val\nnames: [a]\n", "detection-data", "no/such"),
         ("train: labels\nval: images/val\nnames: [a]\n", "detection-empty", "no image for `train`"),
-        ("train: images/train\nval: images/val\nnames: {0: a, 2: b}\n", "detection-classes", "0, 2"),
-        ("train: images/train\nval: images/val\nnc: 3\nnames: [a, b]\n", "detection-classes", "nc: 3"),
+        (
+            "train: images/train\nval: images/val\nnames: {0: a, 2: b}\n",
+            "detection-classes",
+            "0, 2",
+        ),
+        (
+            "train: images/train\nval: images/val\nnc: 3\nnames: [a, b]\n",
+            "detection-classes",
+            "nc: 3",
+        ),
     ],
     ids=lambda value: None if value is None or "\n" in value else value,
 )

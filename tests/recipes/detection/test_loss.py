@@ -1,4 +1,4 @@
-"""The loss is Ultralytics' own: the same numbers, the same gradients, also where nothing is there."""
+"""The loss is Ultralytics' own: the same numbers, the same gradients, also of nothing."""
 
 from types import SimpleNamespace
 

@@ -39,15 +39,17 @@ def events_of(run, kind):
 def unbroken(pool, shapes, small, tmp_path_factory):
     """On one rank."""
     run = detection(tmp_path_factory.mktemp("unbroken"), shapes, small, ranks=1)
-    return train(pool, run, ranks=1)
+    return train(pool, run, ranks=1, timeout_s=250)
 
 
-def test_mosaic_goes_on_in_the_middle_of_an_epoch_to_the_bit(pool, unbroken, shapes, small, tmp_path):
+def test_mosaic_goes_on_in_the_middle_of_an_epoch_to_the_bit(
+    pool, unbroken, shapes, small, tmp_path
+):
     run = detection(tmp_path, shapes, small, ranks=1, stop_after="4 steps")
-    train(pool, run, ranks=1)
+    train(pool, run, ranks=1, timeout_s=250)
     assert events_of(run, "outcome")[-1]["status"] == "stopped"
     change_run(run, stop_after=None)
-    train(pool, run, ranks=1, attempt=1)
+    train(pool, run, ranks=1, attempt=1, timeout_s=250)
     assert events_of(run, "start")[-1]["resumed_from"].endswith("checkpoint-4")
     assert_same_bits(run, unbroken)
     one, other = averages(run), averages(unbroken)
@@ -59,8 +61,10 @@ def test_mosaic_goes_on_in_the_middle_of_an_epoch_to_the_bit(pool, unbroken, sha
 def test_two_ranks_see_and_find_what_one_does(pool, shapes, small, tmp_path):
     runs = []
     for ranks in (1, 2):
-        run = detection(tmp_path / str(ranks), shapes, small, ranks=ranks, precision="fp64", steps=4)
-        runs.append(train(pool, run, ranks=ranks))
+        run = detection(
+            tmp_path / str(ranks), shapes, small, ranks=ranks, precision="fp64", steps=4
+        )
+        runs.append(train(pool, run, ranks=ranks, timeout_s=250))
     one, two = ([d["loss"] for d in events_of(run, "step")] for run in runs)
     assert one == pytest.approx(two, rel=1e-9)
     # A gradient that is zero but for rounding makes Adam take whole steps of either sign.
@@ -71,7 +75,16 @@ def test_two_ranks_see_and_find_what_one_does(pool, shapes, small, tmp_path):
 
 
 def test_verify_finds_two_ranks_equal_to_one(shapes, small, tmp_path):
-    given = [f"data={shapes}", f"model={small}", "image_size=64", "--batch", "8", "--epochs", "2", "mixup=0.5"]
+    given = [
+        f"data={shapes}",
+        f"model={small}",
+        "image_size=64",
+        "--batch",
+        "8",
+        "--epochs",
+        "2",
+        "mixup=0.5",
+    ]
     code, out, err = phalanx("verify", "detection", *given, cwd=tmp_path, timeout_s=240)
     assert code == 0, err
     assert "the same: training on 2 ranks is training on one" in out + err
@@ -97,7 +110,7 @@ def test_ultralytics_loads_and_validates_what_was_written(pool, shapes, small, t
         options={"mosaic": 0.0, "mixup": 0.0, "pictures": 0, "conf": 0.01},
         evaluate={"every": None, "batch_size": 8}, optimizer={"lr": 0.004, "clip_norm": 10.0},
     )  # fmt: skip
-    train(pool, run, ranks=1, timeout_s=200)
+    train(pool, run, ranks=1, timeout_s=250)
     (evaluated,) = events_of(run, "evaluate")
     assert evaluated["metrics"]["recall"] > 0
 
@@ -122,7 +135,7 @@ def test_a_pt_of_ultralytics_is_where_training_begins(pool, unbroken, shapes, tm
     file = tmp_path / "start.pt"
     shutil.copyfile(unbroken.final_model / "best.pt", file)
     run = detection(tmp_path, shapes, file, ranks=1, steps=1, optimizer={"lr": 1e-12})
-    train(pool, run, ranks=1)
+    train(pool, run, ranks=1, timeout_s=250)
     best, now = averages(unbroken, "best"), weights(run)
     learned = [name for name in best if "running" not in name and "num_batches" not in name]
     assert len(learned) > 50

@@ -190,7 +190,7 @@ def _transform(rows: np.ndarray, matrix: np.ndarray, scale: float, size: int) ->
         & (width * height / (before + 1e-16) > _AREA_LEFT)
         & (longer < _MOST_NARROW)
     )
-    return np.concatenate([rows[:, :1], low, high], 1)[kept].astype(np.float32)
+    return np.asarray(np.concatenate([rows[:, :1], low, high], 1)[kept], dtype=np.float32)
 
 
 def _change_colours(

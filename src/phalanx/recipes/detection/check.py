@@ -106,8 +106,8 @@ def _unlabelled(
                 slug="detection-labels",
                 what=f"no image in {split} has a label: {len(missing):,} label files are missing, "
                 f"{len(empty):,} are empty",
-                why=f"{file}; the labels of .../images/a.jpg are looked for in .../labels/a.txt, the "
-                f"first at {(missing or empty)[0].place}",
+                why=f"{file}; the labels of .../images/a.jpg are looked for in .../labels/a.txt, "
+                f"the first at {(missing or empty)[0].place}",
                 fix="put the label files there; `phalanx recipes convert` makes them from VOC and "
                 "COCO",
             )

@@ -44,7 +44,10 @@ class DetectionData:
         ratio = self._size / max(height, width)
         if ratio == 1:
             return np.asarray(image)
-        shape = (min(math.ceil(width * ratio), self._size), min(math.ceil(height * ratio), self._size))
+        shape = (
+            min(math.ceil(width * ratio), self._size),
+            min(math.ceil(height * ratio), self._size),
+        )
         return np.asarray(cv2.resize(image, shape, interpolation=cv2.INTER_LINEAR))
 
     def _rows(self, index: int, width: int, height: int) -> np.ndarray:
@@ -68,11 +71,11 @@ class TrainData(DetectionData):
 
     def __init__(self, labels: Labels, options: DetectionOptions) -> None:
         super().__init__(labels, options)
-        self._augmenter = Augmenter(
-            options, load=self._loaded, count=len(self), size=self._size
-        )
+        self._augmenter = Augmenter(options, load=self._loaded, count=len(self), size=self._size)
 
-    def __getitems__(self, ids: np.ndarray, sample_keys: np.ndarray, epoch: Epoch) -> dict[str, Any]:
+    def __getitems__(
+        self, ids: np.ndarray, sample_keys: np.ndarray, epoch: Epoch
+    ) -> dict[str, Any]:
         is_open = epoch.number < epoch.total - self._options.close_mosaic
         make = partial(self._augmenter.make, is_open=is_open)
         made = [

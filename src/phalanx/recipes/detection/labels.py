@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -160,12 +159,17 @@ def _parse_line(words: list[str], classes: int) -> tuple[float, ...] | Fault:
     if kind != int(kind) or not 0 <= kind < classes:
         return Fault("class", "", f"class {words[0]}, there are 0 to {classes - 1}")
     if not all(0 <= place <= _LARGEST for place in places):
-        wrong = next(word for word, place in zip(words[1:], places, strict=True)
-                     if not 0 <= place <= _LARGEST)
+        wrong = next(
+            word
+            for word, place in zip(words[1:], places, strict=True)
+            if not 0 <= place <= _LARGEST
+        )
         return Fault("range", "", f"{wrong} is no share of the image, from 0 to 1")
     places = [min(place, 1.0) for place in places]
     if len(places) > 4:
-        left, top, right, bottom = (f(places[n::2]) for f, n in ((min, 0), (min, 1), (max, 0), (max, 1)))
+        left, top, right, bottom = (
+            f(places[n::2]) for f, n in ((min, 0), (min, 1), (max, 0), (max, 1))
+        )
         places = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if not places[2] > 0 or not places[3] > 0:
         return Fault("range", "", f"a box of {places[2]:g} x {places[3]:g}")
@@ -206,7 +210,7 @@ def _remember(file: Path, labels: Labels) -> None:
                 rows=labels.rows,
                 faults=np.array(json.dumps(labels.faults)),
             )
-        os.replace(temporary.name, file)
+        Path(temporary.name).replace(file)
     except OSError:
         return
 

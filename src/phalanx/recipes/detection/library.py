@@ -47,7 +47,7 @@ def ultralytics() -> Any:
         import ultralytics as package
         import ultralytics.nn.tasks
         import ultralytics.utils.metrics
-        import ultralytics.utils.nms  # noqa: F401
+        import ultralytics.utils.nms
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(_broken(error)) from error
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
@@ -58,7 +58,7 @@ def _broken(error: Exception) -> Finding:
     return Finding(
         slug="extra-broken",
         what=f"Ultralytics does not load: {type(error).__name__}: {str(error)[:300]}",
-        why="torchvision must be built for the torch that is installed; beside a CPU build of torch "
-        "the usual wheel is not",
+        why="torchvision must be built for the torch that is installed; beside a CPU build of "
+        "torch the usual wheel is not",
         fix="pip install --upgrade torch torchvision ultralytics",
     )

@@ -1,5 +1,5 @@
-"""Ultralytics' detection loss (v8DetectionLoss with its task-aligned assigner), for tensors of fixed
-sizes: nothing waits for the device and nothing depends on how many boxes were found, so that steps
+"""Ultralytics' detection loss (v8DetectionLoss with its task-aligned assigner), for tensors of
+fixed sizes: nothing waits for the device and nothing depends on how many boxes were found, so that steps
 can be compiled and recorded. The same numbers; a test holds it against theirs.
 
 Which anchors answer for which object: those inside it, the ten best by score^0.5 x overlap^6.
@@ -52,7 +52,7 @@ def sum_losses(
     wide = torch.promote_types(sides.dtype, torch.float32)
     sides, scores = sides.to(wide).transpose(1, 2), scores.to(wide).transpose(1, 2)
     bins = sides.shape[-1] // 4
-    sides = sides.unflatten(-1, (4, bins))
+    sides = sides.reshape(*sides.shape[:2], 4, bins)
     shapes = [(int(grid.shape[2]), int(grid.shape[3])) for grid in grids]
     points, step = _anchors(shapes, strides, sides)
     height, width = (side * strides[0] for side in shapes[0])
@@ -146,9 +146,7 @@ def _assign(
     return Targets(boxes, target_scores, is_object)
 
 
-def _inside(
-    centres: Tensor, boxes: Tensor, is_there: Tensor, strides: Sequence[int]
-) -> Tensor:
+def _inside(centres: Tensor, boxes: Tensor, is_there: Tensor, strides: Sequence[int]) -> Tensor:
     """Which centres are in which boxes; sides below the middle stride count as that long."""
     least = float(strides[1] if len(strides) > 1 else strides[0])
     middle, half = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2

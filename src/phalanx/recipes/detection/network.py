@@ -26,11 +26,13 @@ def make_network(options: DetectionOptions, names: dict[int, str]) -> nn.Module:
     """The model with fresh weights for these classes."""
     package = ultralytics()
     pretrained = find_pretrained(options)
-    structure: Any = copy.deepcopy(pretrained.structure) if pretrained else _structure(options.model)
+    structure: Any = (
+        copy.deepcopy(pretrained.structure) if pretrained else _structure(options.model)
+    )
     network: nn.Module = package.nn.tasks.DetectionModel(
         structure, ch=3, nc=len(names), verbose=False
     )
-    head: Any = network.model[-1]  # type: ignore[index, union-attr]
+    head: Any = network.model[-1]  # type: ignore[index]
     if getattr(head, "one2one_cv2", None) is not None or not hasattr(head, "reg_max"):
         raise UserError(_wrong_head(options.model, type(head).__name__))
     attached: Any = network
@@ -78,7 +80,7 @@ def _wrong_head(model: str, head: str) -> Finding:
 
 def list_strides(network: nn.Module) -> list[int]:
     """Pixels of a cell on each of the model's grids."""
-    head: Any = network.model[-1]  # type: ignore[index, union-attr]
+    head: Any = network.model[-1]  # type: ignore[index]
     return [int(stride) for stride in head.stride.tolist()]
 
 

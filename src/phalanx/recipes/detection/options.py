@@ -58,7 +58,7 @@ class DetectionOptions(Options):
     """Train each micro-batch at a size of its own, by up to this share smaller or larger."""
 
     rect: bool = True
-    """Evaluate on rectangles as narrow as the images of a micro-batch allow; `false`: on squares."""
+    """Evaluate on rectangles as narrow as the images of a micro-batch allow, not on squares."""
     conf: float = Field(default=0.001, gt=0, lt=1)
     """Detections below this confidence do not count in evaluation."""
     iou: float = Field(default=0.7, gt=0, lt=1)

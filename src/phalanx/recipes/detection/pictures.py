@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,13 +12,13 @@ import torch
 from torch import nn
 
 from phalanx.recipe import Media
+from phalanx.recipes.detection.charts import COLOURS, Line, draw_lines, draw_matrix
 from phalanx.recipes.detection.data import NO_CLASS, as_input
 from phalanx.recipes.detection.options import DetectionOptions
 from phalanx.recipes.detection.scoring import average_precision, suppress
 
 _SHOWN_FROM = 0.25  # confidence
 _LARGEST = 320  # pixels of a shown image's longer side
-_COLOURS = ((66, 133, 244), (219, 68, 55), (244, 180, 0), (15, 157, 88), (171, 71, 188))
 
 
 def show_detections(
@@ -66,8 +65,7 @@ def _frame(
     image: np.ndarray, box: Sequence[float], zoom: float, kind: int, *, thickness: int
 ) -> None:
     left, top, right, bottom = (round(v * zoom) for v in box)
-    red, green, blue = _COLOURS[kind % len(_COLOURS)]
-    cv2.rectangle(image, (left, top), (right, bottom), (blue, green, red), thickness)
+    cv2.rectangle(image, (left, top), (right, bottom), COLOURS[kind % len(COLOURS)], thickness)
 
 
 def _grid(images: list[np.ndarray]) -> np.ndarray:
@@ -90,55 +88,20 @@ def _encode(image: np.ndarray) -> bytes:
 
 def draw_charts(sums: Mapping[str, Any], names: dict[int, str]) -> Iterator[Media]:
     """Precision over recall, figures over confidence, and which classes are taken for which."""
-    from matplotlib.figure import Figure
-
     metric = average_precision(sums, names)
     if len(sums["targets"]):
-        figure = Figure(figsize=(7, 5), layout="tight")
-        axes: Any = figure.subplots()
-        for row, kind in enumerate(metric.ap_class_index):
-            label = f"{names[int(kind)]} {metric.ap50[row]:.3f}" if len(names) <= 20 else None
-            axes.plot(metric.px, metric.prec_values[row], linewidth=1, label=label)
-        mean = f"all, mAP50 {metric.map50:.3f}"
-        axes.plot(metric.px, metric.prec_values.mean(0), linewidth=3, color="black", label=mean)
-        axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
-        axes.legend(loc="lower left", fontsize="small")
-        yield Media("precision-recall", ".png", _render(figure), f"mAP50-95 {metric.map:.3f}")
-        figure = Figure(figsize=(7, 5), layout="tight")
-        axes = figure.subplots()
-        for values, label in (
-            (metric.p_curve, "precision"),
-            (metric.r_curve, "recall"),
-            (metric.f1_curve, "F1"),
-        ):
-            axes.plot(metric.px, values.mean(0), label=label)
-        axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1.02))
-        axes.legend(loc="lower left", fontsize="small")
-        yield Media("confidence", ".png", _render(figure), "means over the classes")
-    yield _confusion(sums, names)
-
-
-def _confusion(sums: Mapping[str, Any], names: dict[int, str]) -> Media:
-    from matplotlib.figure import Figure
-
+        lines = [
+            Line(metric.px, metric.prec_values[row], f"{names[int(kind)]} {metric.ap50[row]:.3f}")
+            for row, kind in enumerate(metric.ap_class_index)
+        ]
+        mean = Line(metric.px, metric.prec_values.mean(0), f"all: mAP50 {metric.map50:.3f}")
+        content = draw_lines([*lines, mean], across="recall", up="precision")
+        yield Media("precision-recall", ".png", content, f"mAP50-95 {metric.map:.3f}")
+        curves = {"precision": metric.p_curve, "recall": metric.r_curve, "F1": metric.f1_curve}
+        lines = [Line(metric.px, values.mean(0), name) for name, values in curves.items()]
+        content = draw_lines(lines, across="confidence", up="mean over the classes")
+        yield Media("confidence", ".png", content, "means over the classes")
     labels = [*names.values(), "nothing"]
     counts = sums["confusion"].sum(0).reshape(len(labels), len(labels)).numpy()
-    shares = counts / np.maximum(counts.sum(0, keepdims=True), 1)
-    figure = Figure(figsize=(7, 6), layout="tight")
-    axes: Any = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if len(labels) <= 30:
-        axes.set_xticks(range(len(labels)), labels, rotation=90)
-        axes.set_yticks(range(len(labels)), labels)
-        for (row, column), count in np.ndenumerate(counts):
-            if count:
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=colour)
-    axes.set(xlabel="there is", ylabel="was found")
-    return Media("confusion", ".png", _render(figure), "objects, at a confidence of 25% and more")
-
-
-def _render(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+    about = "objects, at a confidence of 25% and more: columns are there, rows were found"
+    yield Media("confusion", ".png", draw_matrix(counts, labels), about)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import pickle
 import tempfile
 from collections.abc import Mapping
@@ -39,7 +38,8 @@ class Pretrained:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         with safe_open(self.file, framework="pt") as stored:
-            return {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}
+            names = list(stored.keys())
+            return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
 
 
 @functools.cache
@@ -62,8 +62,10 @@ def open_pretrained(path: Path) -> Pretrained:
 
 def _convert(path: Path, kept: Path) -> None:
     model = _read(path)
-    tensors = {n: t.float().contiguous() if t.is_floating_point() else t.contiguous()
-               for n, t in model.state_dict().items()}
+    tensors = {
+        n: t.float().contiguous() if t.is_floating_point() else t.contiguous()
+        for n, t in model.state_dict().items()
+    }
     raw = getattr(model, "names", None) or {}
     names = dict(enumerate(raw)) if isinstance(raw, list) else dict(raw)
     about = {"structure": getattr(model, "yaml", None), "names": names}
@@ -71,7 +73,7 @@ def _convert(path: Path, kept: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".part", delete=False) as temporary:
         pass
     save_file(tensors, temporary.name, metadata={"phalanx": json.dumps(about)})
-    os.replace(temporary.name, kept)
+    Path(temporary.name).replace(kept)
 
 
 def _read(path: Path) -> nn.Module:
@@ -80,7 +82,14 @@ def _read(path: Path) -> nn.Module:
 
     try:
         content, _ = torch_safe_load(path, safe_only=True)
-    except (TypeError, RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
+    except (
+        TypeError,
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+        OSError,
+        ValueError,
+    ) as error:
         raise UserError(_not_read(path, error)) from error
     model = (content.get("ema") or content.get("model")) if isinstance(content, dict) else None
     if not isinstance(model, nn.Module) or not isinstance(getattr(model, "yaml", None), dict):
@@ -141,5 +150,3 @@ def _not_read(path: Path, error: Exception) -> Finding:
         f"such a file, no code of it is run: {text}",
         fix="take the file from where it was published, or model=yolo11n for fresh weights",
     )
-
-

@@ -33,7 +33,9 @@ def suppress(predictions: Tensor, options: DetectionOptions) -> list[Tensor]:
     return found
 
 
-def score(found: list[Tensor], batch: Mapping[str, Tensor], names: dict[int, str]) -> dict[str, Any]:
+def score(
+    found: list[Tensor], batch: Mapping[str, Tensor], names: dict[int, str]
+) -> dict[str, Any]:
     """Rows of one micro-batch: `detections` (image, confidence, class, whether it is right at each
     level), `targets` (image, class) and `confusion` (one matrix)."""
     from ultralytics.utils.metrics import ConfusionMatrix, box_iou

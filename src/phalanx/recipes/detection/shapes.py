@@ -7,7 +7,6 @@ noise and gradients behind. Drawn from keys: the same files everywhere.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -59,7 +58,7 @@ def make_shapes(
         (temporary / "data.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
         temporary.chmod(0o755)
         try:
-            os.rename(temporary, folder)
+            temporary.rename(folder)
         except OSError:  # another process was quicker, with the same files
             if not (folder / "data.yaml").exists():
                 raise
@@ -72,7 +71,7 @@ def draw(rng: np.random.Generator, side: int) -> tuple[np.ndarray, list[tuple[fl
     """One image in BGR, and a row (class, x, y, w, h) for each object."""
     image = _background(rng, side)
     boxes: list[tuple[float, float, float, float]] = []
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for _ in range(int(rng.integers(1, 6))):
         for _ in range(20):  # until one finds a place
             half = 0.5 * side * float(np.exp(rng.uniform(np.log(0.1), np.log(0.45))))
@@ -144,13 +143,10 @@ def _outline(kind: int, angle: float, half: float) -> np.ndarray:
         corners = np.array([(np.cos(t), np.sin(t)) for t in np.array([0, 2, 4]) * np.pi / 3])
     else:
         arm = 0.3
-        corners = np.array(
-            [(-arm, -1), (arm, -1), (arm, -arm), (1, -arm), (1, arm), (arm, arm)]
-            + [(arm, 1), (-arm, 1), (-arm, arm), (-1, arm), (-1, -arm), (-arm, -arm)]
-        )
-        corners = corners * 0.95
+        across = [(-arm, -1), (arm, -1), (arm, -arm), (1, -arm), (1, arm), (arm, arm)]
+        corners = np.array([*across, *((-x, -y) for x, y in across)]) * 0.95
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    return half * corners @ turn.T
+    return np.asarray(half * corners @ turn.T)
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:

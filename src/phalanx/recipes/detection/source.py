@@ -16,7 +16,9 @@ import yaml
 
 from phalanx.recipe import Finding, Split
 
-SUFFIXES = frozenset((".bmp", ".dng", ".jpeg", ".jpg", ".jp2", ".mpo", ".png", ".tif", ".tiff", ".webp"))
+SUFFIXES = frozenset(
+    (".bmp", ".dng", ".jpeg", ".jpg", ".jp2", ".mpo", ".png", ".tif", ".tiff", ".webp")
+)
 _KEYS = {"train": ("train",), "test": ("val", "validation", "valid")}
 _MOST_BYTES = 2**20  # of a data.yaml; class names of any data set fit
 
@@ -94,7 +96,9 @@ def _read_names(content: dict[str, Any], file: Path) -> tuple[dict[int, str] | N
         return None, [_wrong_names(file, f"`names` is {names!r}, not a list or a mapping")]
     if list(known) != list(range(len(known))):
         told = ", ".join(map(str, list(known)[:12]))
-        return None, [_wrong_names(file, f"`names` has the numbers {told}, not 0 to {len(known) - 1}")]
+        return None, [
+            _wrong_names(file, f"`names` has the numbers {told}, not 0 to {len(known) - 1}")
+        ]
     if count is not None and count != len(known):
         return known, [
             Finding(
@@ -144,7 +148,9 @@ def _list_images(
 def _read_list(path: Path) -> list[Path]:
     lines = path.read_text(encoding="utf-8-sig").splitlines()
     named = (Path(line.strip()) for line in lines if line.strip())
-    return [p if p.is_absolute() else path.parent / p for p in named if p.suffix.lower() in SUFFIXES]
+    return [
+        p if p.is_absolute() else path.parent / p for p in named if p.suffix.lower() in SUFFIXES
+    ]
 
 
 def label_file(image: Path) -> Path:
@@ -179,7 +185,6 @@ def _no_images(file: Path, key: str, given: Any, folder: Path) -> Finding:
     return Finding(
         slug="detection-empty",
         what=f"there is no image for `{key}`",
-        why=f"{file}: {key} = {given}, under {folder}; images end in "
-        f"{', '.join(sorted(SUFFIXES))}",
+        why=f"{file}: {key} = {given}, under {folder}; images end in {', '.join(sorted(SUFFIXES))}",
         fix=f"ls {folder}; then mend `path` or `{key}` in {file}",
     )
