@@ -107,7 +107,7 @@ def judge_learning(label, ours, theirs):
     one, other = ([r["mAP50-95"] for r in found.values()] for found in (ours, theirs))
     difference = statistics.mean(one) - statistics.mean(other)
     if min(len(one), len(other)) < 2:
-        yield f"- {label} less Ultralytics: {difference:+.3f} mAP50-95, too few seeds for an interval"
+        yield f"- {label} less Ultralytics: {difference:+.3f} mAP50-95; one seed has no interval"
         return
     parts = [statistics.variance(v) / len(v) for v in (one, other)]
     free = sum(parts) ** 2 / max(

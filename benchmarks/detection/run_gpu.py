@@ -10,7 +10,7 @@ left out. `--tiny` tries all of it on a CPU.
 
 - phalanx: a plain `phalanx train detection`, watched through its events and ended by Ctrl-C
 - phalanx-eager: the same with `--fast off`; phalanx-compiled: with `compile=on`
-- ultralytics: its defaults; ultralytics-free: deterministic=False; ultralytics-compiled: compile=True
+- ultralytics: its defaults; -free: with deterministic=False; -compiled: with compile=True
 - compute: Ultralytics' model and loss, forward, backward and update on one batch, channels last
 - loading: Phalanx's loader processes alone
 """
@@ -107,7 +107,9 @@ def measure(name, batch, data, arguments):
         )  # fmt: skip
         text = Path(out.name).read_text()
     if not text:
-        raise RuntimeError(f"ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        )
     return json.loads(text)
 
 
@@ -133,13 +135,13 @@ def main():
         started = time.monotonic()
         data = write_data(f"{folder}/shapes", images=arguments.images, size=arguments.size)
         print(f"{arguments.images} images in {time.monotonic() - started:.1f} s", flush=True)
-        for name, batch, expected_s in ORDER:
-            if arguments.only and not {name, str(batch)} & set(arguments.only):
+        for name, given, expected_s in ORDER:
+            batch = 4 if arguments.tiny else given
+            if arguments.only and not {name, str(given)} & set(arguments.only):
                 continue
             if not arguments.tiny and time.monotonic() + expected_s > ends:
                 print(f"{name} {batch}: left out, {expected_s} s are more than is left")
                 continue
-            batch = 4 if arguments.tiny else batch
             started = time.monotonic()
             try:
                 figures = measure(name, batch, data, arguments)

@@ -1,6 +1,6 @@
 """One contestant of run_gpu.py that is not Phalanx: a request in JSON, its figures in a file.
 
-    python benchmarks/detection/speed.py '{"contestant": "ultralytics", ...}' OUT.json
+python benchmarks/detection/speed.py '{"contestant": "ultralytics", ...}' OUT.json
 """
 
 import json
@@ -57,7 +57,7 @@ def wait():
 
 
 def train_ultralytics(request, windows, finish):
-    """Its trainer as it is; the process ends in the middle of an epoch, once enough was measured."""
+    """Its trainer as it is; the process ends within an epoch, once enough was measured."""
     from ultralytics import YOLO
 
     model = YOLO("yolo11n.yaml")
@@ -151,9 +151,7 @@ def loading(request, windows, finish):
 
 def main():
     request, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    windows = Windows(
-        request["batch"], settle_s=request["settle_s"], seconds=request["seconds"]
-    )
+    windows = Windows(request["batch"], settle_s=request["settle_s"], seconds=request["seconds"])
 
     def finish():
         out.write_text(json.dumps(windows.figures()))

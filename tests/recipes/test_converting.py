@@ -78,7 +78,9 @@ def coco(folder, count, *, first=0):
          "bbox": [8, 4, 16, 8]}
         for n in range(count)
     ]  # fmt: skip
-    annotations.append({"id": 99, "image_id": 7, "category_id": 3, "iscrowd": 1, "bbox": [0, 0, 9, 9]})
+    annotations.append(
+        {"id": 99, "image_id": 7, "category_id": 3, "iscrowd": 1, "bbox": [0, 0, 9, 9]}
+    )
     kinds = [{"id": 90, "name": "boat"}, {"id": 3, "name": "dog"}]
     for image in images:
         Image.new("RGB", (80, 40)).save(folder / image["file_name"])

@@ -222,9 +222,7 @@ def _left_out(faults: list[str]) -> Finding:
     )
 
 
-def _nothing(
-    kind: str, source: Path, images: Path, empty: list[str], faults: list[str]
-) -> Finding:
+def _nothing(kind: str, source: Path, images: Path, empty: list[str], faults: list[str]) -> Finding:
     what = "XML files" if kind == "voc" else "images"
     return Finding(
         slug="convert-empty",

@@ -30,6 +30,7 @@ def write_pt(recipe: DetectionRecipe, tensors: Mapping[str, Tensor], file: Path)
     attached: Any = model
     attached.args = arguments
     attached.task = "detect"
+    del attached.cell_sizes
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     torch.save(

@@ -1,6 +1,6 @@
 """Ultralytics' detection loss (v8DetectionLoss with its task-aligned assigner), for tensors of
-fixed sizes: nothing waits for the device and nothing depends on how many boxes were found, so that steps
-can be compiled and recorded. The same numbers; a test holds it against theirs.
+fixed sizes: nothing waits for the device and nothing depends on how many boxes were found, so that
+steps can be compiled and recorded. The same numbers; a test holds it against theirs.
 
 Which anchors answer for which object: those inside it, the ten best by score^0.5 x overlap^6.
 The three terms share a weight, the sum of the wanted scores, which depends on the predictions.

@@ -37,6 +37,8 @@ def make_network(options: DetectionOptions, names: dict[int, str]) -> nn.Module:
         raise UserError(_wrong_head(options.model, type(head).__name__))
     attached: Any = network
     attached.nc, attached.names = len(names), dict(names)
+    # As numbers: on a device, or where nothing has values, a tensor of them would have to be read.
+    attached.cell_sizes = [int(stride) for stride in head.stride.tolist()]
     for name, parameter in network.named_parameters():
         is_frozen = any(name.startswith(f"model.{layer}.") for layer in range(options.freeze))
         # The bins' values are weights of a convolution, and no parameter to learn.
@@ -78,10 +80,10 @@ def _wrong_head(model: str, head: str) -> Finding:
     )
 
 
-def list_strides(network: nn.Module) -> list[int]:
+def cell_sizes(network: nn.Module) -> list[int]:
     """Pixels of a cell on each of the model's grids."""
-    head: Any = network.model[-1]  # type: ignore[index]
-    return [int(stride) for stride in head.stride.tolist()]
+    sizes: Any = network.cell_sizes
+    return list(sizes)
 
 
 def group_parameters(network: nn.Module, *, warmup_bias_lr: float) -> list[dict[str, Any]]:

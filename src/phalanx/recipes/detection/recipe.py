@@ -127,18 +127,14 @@ class DetectionRecipe(Recipe):
 
     def _terms(self, model: nn.Module, predictions: Any, batch: Batch) -> dict[str, Term]:
         from phalanx.recipes.detection.loss import sum_losses
-        from phalanx.recipes.detection.network import list_strides
+        from phalanx.recipes.detection.network import cell_sizes
 
-        strides = self._strides or list_strides(model)
-        self._strides = strides  # read once: they lie on the device
-        sums = sum_losses(predictions, batch["classes"], batch["boxes"], strides=strides)
+        sums = sum_losses(predictions, batch["classes"], batch["boxes"], strides=cell_sizes(model))
         return {
             "box": Term(self.options.box * sums.box, sums.weight),
             "cls": Term(self.options.cls * sums.cls, sums.weight),
             "dfl": Term(self.options.dfl * sums.dfl, sums.weight),
         }
-
-    _strides: list[int] | None = None
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
         from phalanx.recipes.detection.data import as_input
