@@ -44,9 +44,9 @@ def machine():
     return Machine.from_json(json.loads(text))
 
 
-def make_run(folder, *, ranks, threads=None, **changes):
-    """A run directory ready for its ranks. The machine of the fixture has many cores: a model whose
-    operators take several threads is given as many as are here."""
+def make_run(folder, *, ranks, threads=1, **changes):
+    """A run directory ready for its ranks, of one thread each: the machine of the fixture has many
+    cores, and as many threads on two wait for each other. `None`: as the plan has it."""
     job = load_job({**BASE, "output": str(folder), "devices": {"cpu": ranks}, **changes}).job
     trace, findings = trace_recipe(job.recipe, job.options)
     assert trace is not None, findings
