@@ -66,8 +66,9 @@ def test_two_ranks_see_and_find_what_one_does(pool, shapes, small, tmp_path):
         )
         runs.append(train(pool, run, ranks=ranks, timeout_s=250))
     one, two = ([d["loss"] for d in events_of(run, "step")] for run in runs)
-    assert one == pytest.approx(two, rel=1e-9)
+    assert one[0] == pytest.approx(two[0], rel=1e-12)
     # A gradient that is zero but for rounding makes Adam take whole steps of either sign.
+    assert one == pytest.approx(two, rel=1e-5)
     first, second = (events_of(run, "evaluate")[0]["metrics"] for run in runs)
     assert first == pytest.approx(second, rel=1e-3, abs=1e-3)
     found = [sorted(p.name for p in run.media.rglob("*.*")) for run in runs]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -44,14 +46,26 @@ def ultralytics() -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["YOLO_CONFIG_DIR"] = str(folder)
     try:
-        import ultralytics as package
-        import ultralytics.nn.tasks
-        import ultralytics.utils.metrics
-        import ultralytics.utils.nms
+        with _alone():
+            import ultralytics as package
+            import ultralytics.nn.tasks
+            import ultralytics.utils.metrics
+            import ultralytics.utils.nms
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(_broken(error)) from error
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
     return package
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, this process seems to be no rank. Importing Ultralytics lets all ranks but the first
+    wait for the first one to import it as well, which may have done so long ago: forever."""
+    kept = {name: os.environ.pop(name, None) for name in ("RANK", "LOCAL_RANK")}
+    try:
+        yield
+    finally:
+        os.environ.update({name: value for name, value in kept.items() if value is not None})
 
 
 def _broken(error: Exception) -> Finding:
