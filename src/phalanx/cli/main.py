@@ -22,6 +22,7 @@ from phalanx.cli import (
     stop,
     train,
     verify,
+    watch,
 )
 from phalanx.errors import ExitCode, Finding, UserError
 
@@ -41,6 +42,7 @@ app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("stop")(stop.stop)
+app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)

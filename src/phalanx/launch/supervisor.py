@@ -21,6 +21,7 @@ from phalanx.launch.node_loss import LossOfNodes
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.nodes_group import NodeLostError, NodesGroup
 from phalanx.launch.outcomes import Outcome
+from phalanx.launch.pace import PaceMeter
 from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
 from phalanx.launch.rank_usage import RankUsage
@@ -179,6 +180,7 @@ class Supervisor:
         forwarded = 0
         gone_s: float | None = None
         usage = RankUsage(self._run, self._plan, attempt=events.attempt)
+        pace = PaceMeter(self._plan)
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -198,6 +200,8 @@ class Supervisor:
                     self._saved_step = event.data["step"]
             for sample in usage.look():
                 events.write("usage", **sample)
+            for record in pace.look(group.beats, time.monotonic()):
+                events.write("pace", **record)
             if not is_running:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
