@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from phalanx.run.events import KINDS
+
 MOST_RANKS = 4096
 _COLUMNS = 240
 _SLOW = 1.5
@@ -115,7 +117,7 @@ class Ranks:
         rank.device, rank.pid = str(data.get("device") or ""), data.get("pid")
 
     def use(self, data: dict[str, Any]) -> None:
-        known = {name: value for name, value in data.items() if _is_number(value)}
+        known = {n: data[n] for n in KINDS["usage"] if _is_number(data.get(n))}
         self[int(data["rank"])].usage = known
 
     def pace(self, time_s: float, data: dict[str, Any]) -> None:
