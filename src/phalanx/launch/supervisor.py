@@ -33,12 +33,13 @@ from phalanx.launch.recovery import (
     without_rung,
 )
 from phalanx.launch.signals import hearing_stops
+from phalanx.launch.sinks import SinkProcess
 from phalanx.launch.straggler import StragglerWatch
 from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
-from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
+from phalanx.run.sink_process import SinkSettings
 
 _POLL_S = 0.1
 _EVENTS_LAG_S = 30.0  # a network file system may show what other nodes wrote late
@@ -57,20 +58,20 @@ class Supervisor:
         launcher: Launcher,
         max_restarts: int,
         watch: HangWatch,
-        tensorboard: bool,
+        sinks: SinkSettings | None,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
         nodes: Nodes | None = None,
         devices: Devices | None = None,
         replan: Callable[[Machine, Plan], Plan] | None = None,
     ) -> None:
-        """`devices` says what is done when one of `nodes` is lost, `replan` makes the plan of a run
-        that goes on with fewer."""
+        """`sinks`: curves for other tools, None for none. `devices` says what is done when one of
+        `nodes` is lost, `replan` makes the plan of a run that goes on with fewer."""
         self._run = run
         self._plan = plan
         self._launcher = launcher
         self._max_restarts = max_restarts
-        self._tensorboard = tensorboard
+        self._sink_settings = sinks
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
@@ -83,7 +84,7 @@ class Supervisor:
         self._stragglers = StragglerWatch(plan)
         self._hung: Finding | None = None
         self._saved_step: int | None = None
-        self._sinks: list[Sink] = []
+        self._sinks: SinkProcess | None = None
 
     def run(self) -> Outcome:
         """Start the ranks, and start them again when one was killed, until the run ends."""
@@ -98,8 +99,7 @@ class Supervisor:
                     events.write("nodes", **self._nodes.facts())
                 return self._attempts(reader, events, first)
             finally:
-                for sink in self._sinks:
-                    sink.close()
+                self._close_sinks(events)
                 events.close()
 
     def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
@@ -114,8 +114,8 @@ class Supervisor:
             self._hung = None
             self._group = self._make_group(attempt)
             self._group.start()
-            if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
-                self._sinks = self._make_sinks()
+            if self._sinks is None and self._sink_settings is not None:
+                self._sinks = SinkProcess(self._run, self._sink_settings)
             ends = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, ends)
             outcome = self._explain(outcome, self._group, attempt, events)
@@ -147,11 +147,9 @@ class Supervisor:
         is_left = restarts < self._max_restarts
         return is_left and not self._asked and self._launcher.can_restart
 
-    def _make_sinks(self) -> list[Sink]:
-        sinks: list[Sink] = [CsvSink(self._run.results_file)]
-        if self._tensorboard:
-            sinks.append(TensorBoardSink(self._run.tensorboard))
-        return sinks
+    def _close_sinks(self, events: EventWriter) -> None:
+        for finding in self._sinks.close() if self._sinks is not None else []:
+            self._on_event(events.write("finding", finding=finding.to_json()))
 
     def _make_group(self, attempt: int) -> RankGroup | NodesGroup:
         if self._nodes is not None:
@@ -188,8 +186,6 @@ class Supervisor:
                     event.kind == "outcome" and event.writer != "supervisor"
                 ):  # a long run has millions of the others
                     ends.append(event)
-                for sink in self._sinks:
-                    sink.take(event)
                 self._on_event(event)
                 usage.take(event)
                 if event.kind == "dropped":

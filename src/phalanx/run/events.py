@@ -252,9 +252,15 @@ def _ends_with_newline(path: Path) -> bool:
 class EventReader:
     """Reads events as they are appended; call `read` again for what came since."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, offsets: dict[Path, int] | None = None) -> None:
+        """`offsets`: how far each file has been read before."""
         self._folder = folder
-        self._offsets: dict[Path, int] = {}
+        self._offsets = dict(offsets or {})
+
+    @property
+    def offsets(self) -> dict[Path, int]:
+        """How far each file has been read."""
+        return dict(self._offsets)
 
     def read(self) -> list[Event]:
         """New whole events of all writers, by time."""

@@ -81,10 +81,13 @@ def rank_table(watched: WatchedRun, width: int, limit: int) -> Table | None:
     rows = [rank_cells(watched, number, rank) for number, rank in ranks]
     names = [name for name in HEADERS if any(row[name] for row in rows)]
     others = sum(max(len(r[n]) for r in [*rows, HEADERS]) + 2 for n in names if n != "device")
+    room = max(6, width - others - 2)
+    for row in rows:
+        if len(row["device"]) > room:  # `cuda:0` says more than the beginning of a long name
+            row["device"] = row["device"].partition(" ")[0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in names:
         if name == "device":
-            room = max(6, width - others - 2)
             table.add_column(HEADERS[name], max_width=room, no_wrap=True, overflow="ellipsis")
         else:
             justify = "right" if name != "mark" else "left"

@@ -52,7 +52,7 @@ class RunPage:
             ):
                 self._tab = {name: ui.tab(name) for name in _TABS}
             self._build_panels()
-        self._tabs.on_value_change(lambda: self._draw())
+        self._tabs.on_value_change(self._draw)
         self._draw()
         every(1.0, self.refresh)
 
