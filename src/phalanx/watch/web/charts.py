@@ -33,8 +33,8 @@ class Line:
     """When the run began."""
 
     def x(self, point: Point) -> float:
-        """Steps, or hours since the beginning."""
-        return (point.time_s - self.start_s) / 3600 if self.is_by_time else point.step
+        """Steps, or seconds since the beginning."""
+        return point.time_s - self.start_s if self.is_by_time else point.step
 
 
 def thin(points: Sequence[Point], limit: int = _SENT) -> list[Point]:
@@ -63,14 +63,16 @@ def curve_chart(
     smoothing: float = 0.0,
     is_log: bool = False,
     planned: float | None = None,
+    is_from_zero: bool = False,
     marks: Sequence[tuple[float, str]] = (),
 ) -> Options:
     """Lines over steps or hours. What was logged shines through the smoothed line."""
     series: list[Options] = []
+    scale, label = _unit(lines)
     for number, line in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
         points = thin(line.points)
-        xs = [round(line.x(point), 5) for point in points]
+        xs = [round(line.x(point) / scale, 5) for point in points]
         values = [point.value for point in points]
         if smoothing > 0 and len(values) > 2:
             series.append(_raw(line.name, xs, values, colour))
@@ -87,8 +89,7 @@ def curve_chart(
             }
         )
     if series and (marks or planned is not None):
-        series[-1]["markLine"] = _mark_lines(marks, planned)
-    is_by_time = bool(lines) and lines[0].is_by_time
+        series[-1]["markLine"] = _mark_lines([(x / scale, text) for x, text in marks], planned)
     return {
         "animation": False,
         "grid": {
@@ -102,6 +103,8 @@ def curve_chart(
             "show": len(lines) > 1,
             "type": "scroll",
             "top": 0,
+            "left": 0,
+            "right": 84,
             "icon": "roundRect",
             "textStyle": {"color": _INK},
             "data": [line.name for line in lines],
@@ -117,12 +120,18 @@ def curve_chart(
         },
         "dataZoom": [{"type": "inside", "filterMode": "none"}],
         "xAxis": {
-            **_axis("hours" if is_by_time else ""),
+            **_axis(label),
             "type": "value",
             "min": "dataMin",
             "max": "dataMax",
+            "minInterval": 0 if label else 1,
         },
-        "yAxis": {**_axis(""), "type": "log" if is_log else "value", "scale": True},
+        "yAxis": {
+            **_axis(""),
+            "type": "log" if is_log else "value",
+            "scale": not is_from_zero,
+            "max": _top(lines, planned) if planned is not None else None,
+        },
         "series": series,
     }
 
@@ -143,7 +152,10 @@ def _raw(name: str, xs: list[float], values: list[float], colour: str) -> Option
 
 def _mark_lines(marks: Sequence[tuple[float, str]], planned: float | None) -> Options:
     data: list[Options] = [
-        {"xAxis": x, "label": {"formatter": text, "color": _INK, "fontSize": 10}}
+        {
+            "xAxis": x,
+            "label": {"formatter": text, "color": _INK, "fontSize": 10, "position": "insideEndTop"},
+        }
         for x, text in marks[-40:]
     ]
     if planned is not None:
@@ -167,13 +179,27 @@ def _mark_lines(marks: Sequence[tuple[float, str]], planned: float | None) -> Op
     }
 
 
-def _axis(name: str) -> Options:
+def _unit(lines: Sequence[Line]) -> tuple[float, str]:
+    """(what x is divided by, how its labels read)."""
+    if not lines or not lines[0].is_by_time:
+        return 1.0, ""
+    last = max((line.x(line.points[-1]) for line in lines if line.points), default=0.0)
+    if last < 180:
+        return 1.0, "{value} s"
+    return (60.0, "{value} min") if last < 3 * 3600 else (3600.0, "{value} h")
+
+
+def _top(lines: Sequence[Line], planned: float) -> float:
+    """So that the plan's line is seen too."""
+    return _figures(1.08 * max([planned, *(p.high for line in lines for p in line.points)]))
+
+
+def _axis(label: str) -> Options:
+    labels: Options = {"color": _INK, "hideOverlap": True}
+    if label:
+        labels |= {"formatter": label, "showMinLabel": False, "showMaxLabel": False}
     return {
-        "name": name,
-        "nameLocation": "middle",
-        "nameGap": 24,
-        "nameTextStyle": {"color": _INK},
-        "axisLabel": {"color": _INK, "hideOverlap": True},
+        "axisLabel": labels,
         "axisLine": {"show": True, "lineStyle": {"color": _RULE}},
         "axisTick": {"show": False},
         "splitLine": {"lineStyle": {"color": _RULE}},

@@ -18,9 +18,30 @@ from phalanx.watch.web.theme import STATUS_COLOURS, every, frame
 _ROWS = 25
 _COLUMNS = [
     {"name": "name", "label": "run", "field": "name", "align": "left"},
-    {"name": "status", "label": "state", "field": "status", "align": "left"},
-    {"name": "progress", "label": "progress", "field": "progress", "align": "left"},
-    {"name": "best", "label": "best metric", "field": "best", "align": "right"},
+    {
+        "name": "status",
+        "label": "state",
+        "field": "status",
+        "align": "left",
+        "classes": "px-wide",
+        "headerClasses": "px-wide",
+    },
+    {
+        "name": "progress",
+        "label": "progress",
+        "field": "progress",
+        "align": "left",
+        "classes": "px-wide",
+        "headerClasses": "px-wide",
+    },
+    {
+        "name": "best",
+        "label": "best metric",
+        "field": "best",
+        "align": "right",
+        "classes": "px-wide",
+        "headerClasses": "px-wide",
+    },
     {
         "name": "loss",
         "label": "loss",
@@ -46,9 +67,12 @@ _COLUMNS = [
         "headerClasses": "px-wide",
     },
 ]
-_NAME_CELL = """<q-td :props="props"><a :href="props.row.href" style="color:inherit;
-font-weight:600;text-decoration:none">{{ props.row.name }}</a>
-<div class="px-soft text-caption">{{ props.row.about }}</div></q-td>"""
+_NAME_CELL = """<q-td :props="props" style="min-width:150px"><a :href="props.row.href"
+style="color:inherit;font-weight:600;text-decoration:none">{{ props.row.name }}</a>
+<div class="px-soft text-caption">{{ props.row.about }}</div>
+<div class="px-narrow q-mt-xs"><q-badge :color="props.row.colour" class="text-weight-bold">
+{{ props.row.status }}</q-badge> <span class="px-soft text-caption">{{ props.row.steps }}</span>
+<div class="text-caption">{{ props.row.best }}</div></div></q-td>"""
 _STATUS_CELL = """<q-td :props="props"><q-badge :color="props.row.colour"
 class="text-weight-bold q-px-sm q-py-xs">{{ props.row.status }}</q-badge></q-td>"""
 _PROGRESS_CELL = """<q-td :props="props" style="min-width:110px"><q-linear-progress

@@ -4,6 +4,7 @@ page afterwards."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def _tiles(watched: WatchedRun, status: str) -> dict[str, tuple[str, str]]:
     tiles: dict[str, tuple[str, str]] = {}
     share, total = watched.progress(), watched.total_steps
     if state.step is not None:
-        of = f"step {state.step:,}" + (f" of {total:,}" if total else "")
+        of = f"{state.step:,}" + (f" / {total:,} steps" if total else " steps")
         tiles["progress"] = (f"{share:.1%}" if share is not None else f"{state.step:,}", of)
     left, elapsed = watched.left_s(), watched.elapsed_s()
     planned = watched.planned_number("duration_s")
@@ -119,7 +120,7 @@ def _tiles(watched: WatchedRun, status: str) -> dict[str, tuple[str, str]]:
         beside = f"plan {rate:,.0f}" if rate else ""
         tiles["samples/s"] = (f"{speed.samples_per_s:,.0f}", beside)
     if speed.mfu is not None:
-        tiles["MFU"] = (f"{speed.mfu:.1%}", "of the devices' peak")
+        tiles["MFU"] = (f"{speed.mfu:.1%}", "of the peak")
     if watched.has_gpus:
         tiles["GPU-hours"] = (f"{watched.device_hours():.2f}", f"{state.ranks.world} ranks")
     if state.num_restarts:
@@ -178,18 +179,28 @@ def _curves(watched: WatchedRun, settings: Settings) -> dict[str, Options]:
 
 
 def _marks(watched: WatchedRun, settings: Settings, start: float) -> list[tuple[float, str]]:
-    """Restarts and plan revisions, where the loss was when they came."""
-    found, points = [], watched.state.series[LOSS].points()
+    """Restarts and plan revisions, where the loss was when they came; those of one place as one."""
+    words: dict[float, list[str]] = {}
+    points = watched.state.series[LOSS].points()
+    if not points:
+        return []
     for note in watched.state.notes:
         word = _MARKED.get(note.kind)
         if word is None:
             continue
         if settings.is_by_time:
-            found.append(((note.time_s - start) / 3600, word))
-            continue
-        before = [point.step for point in points if point.time_s <= note.time_s]
-        found.append((before[-1] if before else 0.0, word))
-    return found
+            x = note.time_s - start
+        else:
+            before = [point.step for point in points if point.time_s <= note.time_s]
+            x = before[-1] if before else 0.0
+        last = points[-1].step if not settings.is_by_time else x
+        words.setdefault(_near(x, words, last), []).append(word)
+    return [(x, ", ".join(dict.fromkeys(found))) for x, found in words.items()]
+
+
+def _near(x: float, known: Iterable[float], last: float) -> float:
+    """A place that has a mark already, when one is near: two would cover each other."""
+    return next((one for one in known if abs(one - x) < 0.02 * last), x)
 
 
 _SYSTEM = {
@@ -214,7 +225,11 @@ def _system(watched: WatchedRun, settings: Settings) -> dict[str, Options]:
                 lines.append(Line(f"rank {number}", points, is_by_time=True, start_s=start))
         if lines:
             planned = watched.planned_number("process_bytes") if name == "gpu_memory_gib" else None
-            charts[title] = curve_chart(lines, planned=planned / 2**30 if planned else None)
+            charts[title] = curve_chart(
+                lines,
+                planned=planned / 2**30 if planned else None,
+                is_from_zero="memory" in name or "percent" in name,
+            )
     return charts
 
 

@@ -23,6 +23,8 @@ from phalanx.watch.web.run_figures import (
 from phalanx.watch.web.theme import STATUS_COLOURS, Tile, card, every, frame
 
 _SEVERITY = {"error": "#e5484d", "warning": "#d9930d", "note": "#4f7cff"}
+_MARK_CELL = """<q-td :props="props" class="text-negative text-weight-bold">
+{{ props.value }}</q-td>"""
 _TABS = ("curves", "system", "time line", "plan", "logs", "findings", "pictures")
 
 
@@ -219,12 +221,14 @@ class RunPage:
             if not rows:
                 ui.label("no rank has started").classes("px-soft")
                 return
-            ui.table(
+            table = ui.table(
                 rows=rows,
                 columns=rank_columns(rows),
                 row_key="rank",
                 pagination=16 if len(rows) > 16 else None,
-            ).classes("w-full").props("flat dense").mark("ranks")
+            )
+            table.classes("w-full").props("flat dense").mark("ranks")
+            table.add_slot("body-cell-mark", _MARK_CELL)
 
     def _draw_heat(self, options: Options) -> None:
         if "heat" not in self._drawn:

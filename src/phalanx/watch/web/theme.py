@@ -35,11 +35,11 @@ body { background: var(--page) !important; color: var(--ink);
 .q-tab-panel { padding: 0 !important; }
 .px-soft { color: var(--soft); }
 .px-title { font-weight: 600; font-size: 0.95rem; }
-.px-tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px;
+.px-tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px;
   width: 100%; }
 .px-tile { background: var(--card); border: 1px solid var(--rule); border-radius: 12px;
   padding: 12px 14px; min-width: 0; }
-.px-tile .v { font-size: 1.35rem; font-weight: 650; line-height: 1.25; white-space: nowrap;
+.px-tile .v { font-size: 1.12rem; font-weight: 650; line-height: 1.25; white-space: nowrap;
   overflow: hidden; text-overflow: ellipsis; font-variant-numeric: tabular-nums; }
 .px-tile .k, .px-tile .n { font-size: 0.75rem; color: var(--soft); white-space: nowrap;
   overflow: hidden; text-overflow: ellipsis; }
@@ -59,6 +59,7 @@ body { background: var(--page) !important; color: var(--ink);
 .q-table th { color: var(--soft); font-weight: 600; }
 .q-table td { font-variant-numeric: tabular-nums; white-space: normal; overflow-wrap: anywhere; }
 .q-table thead tr, .q-table tbody td { border-color: var(--rule) !important; }
+.px-narrow { display: none; }
 .px-finding { border-left: 4px solid var(--mark, #f2994a); }
 .px-fix { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 13px;
   background: var(--page); border-radius: 8px; padding: 8px 10px; width: 100%;
@@ -70,6 +71,7 @@ body { background: var(--page) !important; color: var(--ink);
   .px-tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px; }
   .px-name { font-size: 1.15rem; }
   .px-wide { display: none !important; }
+  .px-narrow { display: block !important; }
 }
 """
 
