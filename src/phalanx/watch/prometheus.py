@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
+from phalanx.watch.state import LOSS
 from phalanx.watch.summary import Summary
-from phalanx.watch.watched import LOSS, WatchedRun
+from phalanx.watch.watched import WatchedRun
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.watch.kept import Place, keep, kept, place_of
-from phalanx.watch.state import RunState
+from phalanx.watch.state import LOSS, RunState
 
 _CHUNK = 4 * 2**20
 _LONG = 16 * 2**20  # bytes of events that are not read before something is shown
@@ -160,34 +160,45 @@ class RunReader:
         skipped = self._skipped.get(name, 0)
         state = self._state
         low, high = float("inf"), float("-inf")
-        lines = chunk.splitlines()
-        for number, line in enumerate(lines, 1):
-            is_looked_at = skipped >= stride or number == len(lines)
-            if stride > 1 and not is_looked_at and line.find(_STEP, 0, 64) >= 0:
+        newest = b""
+        for line in chunk.splitlines():
+            is_step = line.find(_STEP, 0, 64) >= 0
+            if is_step and skipped < stride - 1:
                 skipped += 1
+                newest = line
                 state.num_events += 1
                 begin = line.find(_LOSS)
                 if begin >= 0:
-                    end = line.find(b",", begin)
                     try:
-                        loss = float(line[begin + 7 : end])
+                        loss = float(line[begin + 7 : line.find(b",", begin)])
                     except ValueError:
                         continue  # null, of a script
                     low = min(low, loss)
                     high = max(high, loss)
                 continue
-            if skipped and (series := state.series.get("train/loss")) is not None:
-                if low <= high and high != float("inf"):
-                    series.take_part(low, high)
+            if is_step:
+                self._widen(low, high)
                 low, high = float("inf"), float("-inf")
-            if line.find(_STEP, 0, 64) >= 0:
-                skipped = 0
-            event = parse(line)
-            if event is None:
-                state.num_damaged += bool(line.strip())
-            else:
-                state.take(event)
+                skipped, newest = 0, b""
+            self._parse(line)
+        if newest:  # where the run stands is never left out
+            state.num_events -= 1
+            self._parse(newest)
+        self._widen(low, high)
         self._skipped[name] = skipped
+
+    def _widen(self, low: float, high: float) -> None:
+        """How far the loss went in steps that were not parsed."""
+        series = self._state.series.get(LOSS)
+        if series is not None and low <= high < float("inf"):
+            series.take_part(low, high)
+
+    def _parse(self, line: bytes) -> None:
+        event = parse(line)
+        if event is None:
+            self._state.num_damaged += bool(line.strip())
+        else:
+            self._state.take(event)
 
 
 def parse(line: bytes) -> Event | None:

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from phalanx.watch.watched import LOSS, WatchedRun
+from phalanx.watch.state import LOSS
+from phalanx.watch.watched import WatchedRun
 
 SCHEMA_VERSION = 1
 """Of what `--json` prints; raised when a field changes its meaning or goes."""

@@ -15,6 +15,7 @@ from phalanx.run.sinks import scalars
 from phalanx.watch.ranks import Ranks
 from phalanx.watch.series import Series
 
+LOSS = "train/loss"
 _MOST_SERIES = 1500
 _SYSTEM_POINTS = 250  # eight of them for each rank
 _MOST_NOTES = 600

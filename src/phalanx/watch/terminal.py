@@ -11,7 +11,8 @@ from phalanx.errors import format_seconds, printable
 from phalanx.watch.plot import plot, short_number
 from phalanx.watch.rank_rows import rank_table
 from phalanx.watch.series import Series
-from phalanx.watch.watched import LOSS, WatchedRun
+from phalanx.watch.state import LOSS
+from phalanx.watch.watched import WatchedRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,9 +12,8 @@ from typing import Any
 from phalanx.run.directory import RunDirectory
 from phalanx.run.lock import is_held, read_holder
 from phalanx.watch.reader import RunReader
-from phalanx.watch.state import RunState
+from phalanx.watch.state import LOSS, RunState
 
-LOSS = "train/loss"
 _RECENT = 20  # points of a curve that speed is taken from
 
 
