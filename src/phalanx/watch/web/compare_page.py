@@ -68,14 +68,13 @@ class ComparePage:
                     on_change=lambda e: self._set(is_by_time=e.value),
                 ).props("dense no-caps unelevated toggle-color=primary").mark("axis")
                 ui.label("smoothing").classes("px-soft text-caption")
-                slider = ui.slider(min=0, max=0.99, step=0.01, value=self._smoothing)
-                slider.props("dense label").classes("w-40")
-                slider.on(
-                    "update:model-value",
-                    lambda e: self._set(smoothing=float(e.args)),
-                    throttle=0.2,
-                    leading_events=False,
-                )
+                ui.slider(
+                    min=0,
+                    max=0.99,
+                    step=0.01,
+                    value=self._smoothing,
+                    on_change=lambda e: self._set(smoothing=float(e.value)),
+                ).props("dense label").classes("w-40")
             with ui.column().classes("px-card w-full"):
                 self._chart = ui.echart(curve_chart([])).classes("w-full").style("height: 380px")
             self._table_box = ui.column().classes("w-full gap-4")

@@ -80,14 +80,14 @@ class RunPage:
     def _build_controls(self) -> None:
         with ui.row().classes("items-center gap-4 w-full q-py-xs"):
             ui.label("smoothing").classes("px-soft text-caption")
-            slider = ui.slider(min=0, max=0.99, step=0.01, value=self._settings.smoothing)
-            slider.props("dense label").classes("w-40").mark("smoothing")
-            slider.on(
-                "update:model-value",
-                lambda e: self._set("smoothing", float(e.args)),
-                throttle=0.2,
-                leading_events=False,
+            slider = ui.slider(
+                min=0,
+                max=0.99,
+                step=0.01,
+                value=self._settings.smoothing,
+                on_change=lambda e: self._set("smoothing", float(e.value)),
             )
+            slider.props("dense label").classes("w-40").mark("smoothing")
             ui.toggle(
                 {False: "steps", True: "wall time"},
                 value=False,
@@ -97,7 +97,6 @@ class RunPage:
 
     async def _set(self, name: str, value: Any) -> None:
         setattr(self._settings, name, value)
-        self._drawn.clear()
         await self._look()
 
     def _build_logs(self) -> None:
