@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.events import Event
 from phalanx.watch.watched import WatchedRun
 
+_FIRST_S = 20.0
+_QUIET_S = 0.4  # without an event: the far side looks five times a second
 _WRITER = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 
 
@@ -37,8 +40,7 @@ def mirrored(place: str, name: str | None) -> Iterator[WatchedRun]:
         follower = Follower(connection, remote.name, mirror.listener())
         thread = threading.Thread(target=mirror.fill, args=(follower,), daemon=True)
         thread.start()
-        # What is there already comes in one piece: without it the first picture would be empty.
-        mirror.has_first.wait(timeout=20.0)
+        mirror.wait_for_what_is_there()
         try:
             yield WatchedRun(run, is_kept=False, is_alive=lambda: not mirror.is_over)
         finally:
@@ -54,7 +56,15 @@ class _Mirror:
         self._run = run
         self._files: dict[str, IO[bytes]] = {}
         self.is_over = False
-        self.has_first = threading.Event()
+        self._has_first = threading.Event()
+        self._heard_s = 0.0
+
+    def wait_for_what_is_there(self) -> None:
+        """Until the events of the past have come: without them the first picture would be empty."""
+        self._has_first.wait(timeout=_FIRST_S)
+        deadline = time.monotonic() + _FIRST_S
+        while not self.is_over and time.monotonic() < min(deadline, self._heard_s + _QUIET_S):
+            time.sleep(0.05)
 
     def listener(self) -> Listener:
         return Listener(self._plan, self._event, self._output, lambda text: None)
@@ -63,7 +73,7 @@ class _Mirror:
         with suppress(UserError, OSError, ValueError):  # ended here, or not reached for long
             follower.follow()
         self.is_over = True
-        self.has_first.set()
+        self._has_first.set()
 
     def _plan(self, record: dict[str, Any]) -> None:
         write_atomic(self._run.plan_file, json.dumps(record))
@@ -71,7 +81,8 @@ class _Mirror:
     def _event(self, event: Event) -> None:
         if _WRITER.fullmatch(event.writer):
             self._append(f"events/{event.writer}.jsonl", event.to_line().encode())
-        self.has_first.set()
+        self._heard_s = time.monotonic()
+        self._has_first.set()
 
     def _output(self, text: str) -> None:
         self._append("logs/command.log", text.encode())

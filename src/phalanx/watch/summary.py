@@ -65,11 +65,14 @@ class Summaries:
         self._is_loaded = False
         self._is_new = False
 
-    def of(self, run: RunDirectory) -> Summary:
-        """Of one run, as it is now."""
+    def of(self, run: RunDirectory, *, is_hurried: bool = False) -> Summary | None:
+        """Of one run, as it is now; `is_hurried`: of one that is not known yet None."""
         self._load()
-        key, mark = str(run.path), _mark(run)
+        key = str(run.path)
         known = self._known.get(key)
+        if is_hurried:
+            return known[1] if known is not None else None
+        mark = _mark(run)
         if known is None or known[0] != mark:
             known = mark, summarise(run)
             self._known[key] = known

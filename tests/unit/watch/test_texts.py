@@ -172,7 +172,19 @@ def test_runs_are_found_by_an_id_that_holds_nothing_of_their_name(tmp_path):
     assert library.open(run_id(made.run.path)).watched.name == "a b<script>"
     for wrong in ("..", "a b<script>", "../../etc", ""):
         assert library.open(wrong) is None
-    assert [one.name for one in library.summaries()] == ["a b<script>"]
+    assert [one.name for one in library.summaries()[0]] == ["a b<script>"]
+
+
+def test_a_list_in_a_hurry_has_every_name_and_then_every_figure(tmp_path):
+    for number in range(5):
+        whole_run(tmp_path, f"r{number}")
+    library = Library([tmp_path], [])
+    rough, is_whole = library.summaries(budget_s=-1.0)
+    assert (len(rough), is_whole, {one.status for one in rough}) == (5, False, {""})
+    whole, is_whole = library.summaries()
+    assert (is_whole, {one.status for one in whole}) == (True, {"finished"})
+    again, _ = library.summaries(budget_s=-1.0)
+    assert {one.step for one in again} == {200}
 
 
 def test_only_so_many_runs_stay_open(tmp_path):

@@ -69,13 +69,24 @@ class Library:
                 self._runs = {run_id(run.path): run for run in found}
             return self._runs
 
-    def summaries(self) -> list[Summary]:
-        """Of every run, the newest first."""
+    def summaries(self, *, budget_s: float = float("inf")) -> tuple[list[Summary], bool]:
+        """Of every run, the newest first, and whether all were looked at. When the time is spent,
+        the others are as they were last seen, or only their names."""
         runs = self.runs()
+        deadline = time.monotonic() + budget_s
+        found, is_whole = [], True
         with self._lock:
-            found = [self._summaries.of(run) for run in runs.values()]
-            self._summaries.keep()
-        return sorted(found, key=lambda one: one.started_s, reverse=True)
+            # Those that have changed of late first: they are what people look for.
+            for run in sorted(runs.values(), key=_changed_s, reverse=True):
+                is_late = time.monotonic() > deadline
+                one = self._summaries.of(run, is_hurried=is_late)
+                is_whole = is_whole and not is_late
+                changed = _changed_s(run)
+                bare = Summary(str(run.path), run.name, "", started_s=changed, changed_s=changed)
+                found.append(one or bare)
+            if is_whole:
+                self._summaries.keep()
+        return sorted(found, key=lambda one: one.started_s, reverse=True), is_whole
 
     def open(self, identifier: str) -> OpenRun | None:
         """The run of that id; None when there is none."""
@@ -96,6 +107,13 @@ class Library:
 def run_id(path: Path) -> str:
     """What stands for a run in an address: nothing of its name, which may be anything."""
     return hashlib.sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _changed_s(run: RunDirectory) -> float:
+    try:
+        return run.path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _runs_in(root: Path) -> list[RunDirectory]:

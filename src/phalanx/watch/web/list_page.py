@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,6 +17,7 @@ from phalanx.watch.web.library import Library, run_id
 from phalanx.watch.web.theme import STATUS_COLOURS, every, frame
 
 _ROWS = 25
+_HURRY_S = 0.3
 _COLUMNS = [
     {"name": "name", "label": "run", "field": "name", "align": "left"},
     {
@@ -94,7 +96,7 @@ class ListPage:
     def __init__(self, library: Library, session: dict[str, Any]) -> None:
         self._library = library
         self._page = 1
-        self._shown: list[Summary] = []
+        self._is_looking = False
         self._all: list[Summary] = []
         with frame("runs", session):
             with ui.row().classes("items-center w-full gap-3"):
@@ -129,9 +131,18 @@ class ListPage:
         every(2.0, self.refresh)
 
     async def refresh(self) -> None:
-        """Show what has changed."""
-        self._all = await asyncio.to_thread(self._library.summaries)
-        self._draw()
+        """Show what has changed. Of very many runs some at first, the others soon after."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            look = partial(self._library.summaries, budget_s=_HURRY_S)
+            self._all, is_whole = await asyncio.to_thread(look)
+            self._draw()
+        finally:
+            self._is_looking = False
+        if not is_whole:
+            ui.timer(0.05, self.refresh, once=True)
 
     def _again(self) -> None:
         self._page = 1

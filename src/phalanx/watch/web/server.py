@@ -65,7 +65,7 @@ def make_app(library: Library, access: Access) -> FastAPI:
 
     @app.get("/metrics")
     def metrics() -> Response:
-        summaries = library.summaries()
+        summaries, _ = library.summaries()
         running = [one for one in summaries if one.status == "running"][:_OPENED_FOR_METRICS]
         text = render_metrics(summaries, _watched(library, [one.path for one in running]))
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
