@@ -57,10 +57,14 @@ class _Lasting:
     @property
     def _stream(self) -> IO[str]:
         """Whatever is that stream now: notebooks and tests put their own in its place."""
-        stream: IO[str] = getattr(sys, self._name)
-        return stream
+        stream = getattr(sys, self._name)
+        # While something moves, rich puts its own in that place, which writes to the first one.
+        first: IO[str] = getattr(stream, "rich_proxied_file", stream)
+        return first
 
     def __getattr__(self, name: str) -> Any:
+        if name == "rich_proxied_file":  # rich would write past us
+            raise AttributeError(name)
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
