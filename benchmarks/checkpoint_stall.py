@@ -9,12 +9,15 @@ GPU), `waited_s` for the one before to be on disk, `write_s` until it was publis
 saving of a run, which finds the memory, is given apart. The last saving of a run is left out of the
 shares: there is nothing left to train meanwhile.
 
-A third run leaves it to `checkpoint.every = auto` with an epoch of ten steps.
+A third run leaves it to `checkpoint.every = auto` with an epoch of ten steps, and is long enough
+(`--auto-s`) to have several.
 """
 
 import argparse
+import math
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,12 +28,12 @@ RECIPE = f"{Path(__file__).parent / 'tiny.py'}:Tiny"
 COLUMNS, CLASSES, BATCH, EVERY = 32, 10, 4, 10
 
 
-def run(arguments, *settings):
+def run(arguments, *settings, steps=None):
     width = int(arguments.megabytes * 2**20 / 4 / (COLUMNS + CLASSES + 1))
     devices = ["--gpus", 1] if arguments.gpu else ["--cpu", 1]
     return train(
         [
-            *(RECIPE, "--steps", arguments.steps, "--batch-size", BATCH, *devices),
+            *(RECIPE, "--steps", steps or arguments.steps, "--batch-size", BATCH, *devices),
             *(f"options.width={width}", f"options.samples={BATCH * EVERY}", "evaluate.every=null"),
             *("--precision", "fp32", "logging.tensorboard=false", "logging.every=1", *settings),
         ]
@@ -53,6 +56,8 @@ def figures(trained):
         "bytes": saved[-1]["bytes"],
         "share": stood / span,
         "step": span / (len(steps) - 1),
+        "usual_step": statistics.median(b.time_s - a.time_s for a, b in pairwise(steps)),
+        "span": span,
     }
 
 
@@ -61,6 +66,7 @@ def main():
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--auto-s", type=float, default=90, help="of the run that chooses itself")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
@@ -68,7 +74,7 @@ def main():
         "checkpoint-stall",
         f"Training stands still for a checkpoint of {3 * arguments.megabytes:.0f} MB",
         "| saving | stall, ms | first, ms | waited, ms | written after, ms | share of the time "
-        "| checkpoints | step with all, ms |",
+        "| checkpoints | usual step, ms |",
         "python benchmarks/checkpoint_stall.py " + " ".join(sys.argv[1:]),
     )
     every = f"checkpoint.every={EVERY} steps"
@@ -76,27 +82,29 @@ def main():
         {
             "beside training": lambda: run(arguments, every, "checkpoint.background=on"),
             "training waits": lambda: run(arguments, every, "checkpoint.background=off"),
-            "beside, every = auto": lambda: run(arguments),
         },
         arguments.rounds,
     )
-    for name, rounds in turns.items():
-        found = [figures(trained) for trained in rounds]
+    found = {name: [figures(trained) for trained in rounds] for name, rounds in turns.items()}
+    step_s = min(each["usual_step"] for rounds in found.values() for each in rounds)
+    steps = math.ceil(arguments.auto_s / step_s)
+    found["beside, every = auto"] = [figures(run(arguments, steps=steps))]
+    for name, rounds in found.items():
 
-        def middle(key, found=found):
-            return statistics.median(each[key] for each in found)
+        def middle(key, rounds=rounds):
+            return statistics.median(each[key] for each in rounds)
 
         table.add(
             name,
             *(f"{1e3 * middle(key):.1f}" for key in ("stall", "first", "waited", "write")),
             f"{100 * middle('share'):.2f} %",
-            f"{middle('count'):.0f}",
-            f"{1e3 * middle('step'):.1f}",
+            f"{middle('count'):.0f} in {middle('span'):.0f} s",
+            f"{1e3 * middle('usual_step'):.1f}",
         )
     if not arguments.gpu:
         table.say(
-            "\nOn a CPU the writer shares the cores with training. On a GPU it remains to be "
-            "measured: `python benchmarks/checkpoint_stall.py --gpu --megabytes 1000 --write`."
+            "\nOn a CPU the writer shares the cores with training: steps meanwhile take longer, "
+            "which is no part of the share."
         )
     if arguments.write:
         table.write()

@@ -58,6 +58,22 @@ def test_the_final_model_is_that_of_the_best_checkpoint(single):
     assert not list(single.path.glob(".final_model*"))
 
 
+def test_pictures_are_written_under_their_step_by_the_first_rank(single):
+    shown = events_of(single, "media")
+    about = {"name": "../sample 1", "caption": "of a sample"}
+    samples = [data for data in shown if data["name"] == "../sample 1"]
+    assert samples == [
+        {"step": step, **about, "file": f"media/step-{step}/sample-1.png"} for step in (4, 8, 12)
+    ]
+    best = {data["step"] for data in events_of(single, "evaluate") if data["is_best"]}
+    charts = [data for data in shown if data["name"] == "rows"]
+    assert {data["step"] for data in charts} == best | {12}
+    for data in shown:
+        wanted = b"a picture" if data in samples else b"12 rows"
+        assert (single.path / data["file"]).read_bytes() == wanted
+    assert not list(single.media.rglob(".*"))
+
+
 def test_sharded_ranks_export_and_make_the_same(pool, single, tmp_path):
     # FSDP gathers embeddings and heads only inside the forward of its root: samples run there.
     run = make_run(tmp_path, ranks=2, **CHANGES, strategy="fsdp", options={"blocks": 2})
@@ -66,6 +82,9 @@ def test_sharded_ranks_export_and_make_the_same(pool, single, tmp_path):
     assert [data["step"] for data in made] == [4, 8, 12]
     assert made[0]["samples"] != made[1]["samples"]
     assert events_of(run, "samples") == made
+    evaluated = [[d["metrics"] for d in events_of(r, "evaluate")] for r in (single, run)]
+    assert [m["rows"] for m in evaluated[1]] == [m["rows"] for m in evaluated[0]]
+    assert all(m["rows"] > 0 and m["in_order"] for m in evaluated[0] + evaluated[1])
     first, second = (load_file(r.final_model / "own.safetensors") for r in (single, run))
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=1e-9, atol=1e-12)
@@ -76,7 +95,10 @@ def test_a_recipe_that_fails_to_export_costs_no_checkpoint_and_no_run(pool, tmp_
     train(pool, run, ranks=1)
     assert outcomes(run)[-1]["status"] == "finished"
     assert all(verify_checkpoint(path) is None for _, path in list_checkpoints(run.checkpoints))
-    assert slugs(run) == ["export-failed"] * 2  # beside checkpoints, and at the end
-    assert "the tokenizer is gone" in events_of(run, "finding")[0]["finding"]["what"]
+    # Charts once, files beside checkpoints and at the end.
+    assert sorted(slugs(run)) == ["charts-failed", "export-failed", "export-failed"]
+    said = [data["finding"]["what"] for data in events_of(run, "finding")]
+    assert any("the tokenizer is gone" in what for what in said)
+    assert any("no paper" in what for what in said)
     assert not run.final_model.exists()
     assert not list(run.path.rglob("*.tmp"))

@@ -3,7 +3,8 @@ part in a hundred of the time, which is measured.
 
     due            at the end of an epoch, or some minutes after the last one
     but put off    while the seconds that all savings took, and one more as long as the last, are
-                   above the share of the run's time; or while the last one is still being written
+                   above the share of the run's time; or while the last one is still being written.
+                   The first takes longest, and is expected to take what its bytes say
     then           as soon as it is allowed
 
 What is best, and the end, are saved in any case, and count. The first rank decides for all.
@@ -18,6 +19,10 @@ from phalanx.errors import Finding, format_seconds
 
 _SAID_AFTER_S = 10.0  # of a run that is over sooner nobody wants to know
 
+FIRST_S_PER_BYTE = 0.7e-9
+"""A first saving finds the memory for its copy: 0.99 GB took 0.41 to 0.70 s on an H200
+(benchmarks/results/2026-11-16-checkpoint-stall-gpu.md), later ones a thirtieth of that."""
+
 
 class Cadence:
     """The seconds that a run has spent on saving, and whether one more may be spent now."""
@@ -27,16 +32,19 @@ class Cadence:
         share: float | None = None,
         *,
         every_s: float | None = None,
+        first_s: float = 0.0,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`share` of the run's time may be spent, `None`: the job says when, whatever it takes;
-        `every_s` is the longest time between two; `is_busy`: the last one is not written yet."""
+        `every_s` is the longest time between two; `first_s` is what the first will take, as far
+        as can be told; `is_busy`: the last one is not written yet."""
         self._share = share
         self._every_s = every_s
         self._is_busy = is_busy
         self._clock = clock
         self._begun = self._saved_at = clock()
+        self._first_s = first_s
         self._last_s: float | None = None
         self._spent_s = 0.0
         self._is_put_off = self._is_said = False
@@ -47,9 +55,10 @@ class Cadence:
 
     def allows(self) -> bool:
         """Whether what is due is saved now; otherwise it is as soon as it may."""
-        if self._share is None or self._last_s is None:
+        if self._share is None:
             return True
-        is_cheap = self._spent_s + self._last_s <= self._share * (self._clock() - self._begun)
+        next_s = self._first_s if self._last_s is None else self._last_s
+        is_cheap = self._spent_s + next_s <= self._share * (self._clock() - self._begun)
         self._is_put_off = not is_cheap or self._is_busy()
         return not self._is_put_off
 
@@ -78,7 +87,7 @@ class Cadence:
         """What there is to say, once: that less is saved than was due, or much time goes."""
         elapsed = self._clock() - self._begun
         if self._is_said or self._last_s is None or elapsed < _SAID_AFTER_S:
-            return []
+            return []  # what the first will take is a guess, and nothing to speak of
         spent, last = format_seconds(self._spent_s), format_seconds(self._last_s)
         if self._share is None and self._spent_s > 0.01 * elapsed:
             self._is_said = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,10 @@ from phalanx.engine.heart import HEART
 from phalanx.engine.loader import Loader
 from phalanx.engine.memory import during
 from phalanx.engine.strategies.base import Strategy
+from phalanx.errors import Finding
 from phalanx.planner.batch import deal, split_evenly
 from phalanx.planner.plan import Plan
-from phalanx.recipe.interface import Recipe, Sample
+from phalanx.recipe.interface import Media, Recipe, Rows, Sample
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Evaluation:
     seconds: float
     made: list[Sample] = field(default_factory=list)
     """What the model made of a few samples."""
+    media: list[Media] = field(default_factory=list)
+    """The same as pictures."""
+    sums: dict[str, Any] = field(default_factory=dict)
+    """What the figures were made of."""
 
 
 class Evaluator:
@@ -83,25 +89,46 @@ class Evaluator:
         model.eval()
         try:
             with self._weights():
-                sums = self._local_sums()
+                sums, tables = self._local_sums()
                 made = self._make_samples()
                 self._strategy.after_evaluation()
         finally:
             for module in training:
                 module.training = True
         total, samples = self._reduce(sums)
+        total |= self._gather_rows(tables)
         metrics = {name: float(value) for name, value in self._recipe.metrics(total).items()}
-        return Evaluation(metrics, samples, time.perf_counter() - started, made)
+        return Evaluation(
+            metrics,
+            samples,
+            time.perf_counter() - started,
+            made=[sample for sample in made if isinstance(sample, Sample)],
+            media=[sample for sample in made if isinstance(sample, Media)],
+            sums=total,
+        )
 
-    def _make_samples(self) -> list[Sample]:
+    @during("evaluate")
+    def charts(self, evaluation: Evaluation) -> tuple[list[Media], list[Finding]]:
+        """What the recipe draws of an evaluation, or what went wrong."""
+        if type(self._recipe).charts is Recipe.charts:
+            return [], []
+        try:
+            return list(self._recipe.charts(evaluation.sums)), []
+        except Exception as error:
+            traceback.print_exception(error)  # into the rank's log
+            return [], [_not_drawn(self._recipe, error)]
+
+    def _make_samples(self) -> Sequence[Sample | Media]:
         if type(self._recipe).samples is Recipe.samples:
             return []
         with torch.no_grad(), self._strategy.precision.autocast():
             return self._strategy.samples()
 
-    def _local_sums(self) -> dict[str, list[Any]]:
-        """Each sum of each micro-batch of this rank, on the device."""
+    def _local_sums(self) -> tuple[dict[str, list[Any]], dict[str, list[torch.Tensor]]]:
+        """Each sum and each table of each micro-batch of this rank: the sums on the device, where
+        nobody waits for them."""
         sums: dict[str, list[Any]] = {}
+        tables: dict[str, list[torch.Tensor]] = {}
         precision = self._strategy.precision
         with torch.no_grad():
             for index, micro_batch in enumerate(self._loader):
@@ -110,10 +137,13 @@ class Evaluator:
                 with precision.autocast():
                     values = self._strategy.evaluate(batch)
                 for name, value in values.items() if index < self._num_own else ():
-                    sums.setdefault(name, []).append(_wide(value))
-        return sums
+                    if isinstance(value, Rows):
+                        tables.setdefault(name, []).append(value.table.detach().cpu())
+                    else:
+                        sums.setdefault(name, []).append(_wide(value))
+        return sums, tables
 
-    def _reduce(self, sums: dict[str, list[Any]]) -> tuple[dict[str, float], int]:
+    def _reduce(self, sums: dict[str, list[Any]]) -> tuple[dict[str, Any], int]:
         """Totals over all ranks. Every micro-batch's own sum travels, and `fsum` adds them without
         rounding on the way: the figures are the same to the bit on any number of ranks."""
         # A rank without a part of the split does not know the names; the first always has one.
@@ -127,6 +157,33 @@ class Evaluator:
         columns = self._process.gather(table).T.tolist()
         totals = [math.fsum(column) for column in columns]
         return dict(zip(names, totals, strict=False)), int(totals[-1])
+
+    def _gather_rows(self, tables: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Every table whole, on every rank. Micro-batches are dealt in order, so that the rows of
+        the ranks one below the other are in the order of the samples."""
+        # A rank without a part of the split knows neither names nor widths; the first always does.
+        known = {name: (t[0].shape[1], str(t[0].dtype)) for name, t in tables.items()}
+        agreed = json.loads(self._process.agree_text(json.dumps(known)))
+        return {
+            name: self._process.gather_rows(
+                torch.cat(tables[name])
+                if name in tables
+                else torch.empty(0, width, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            )
+            for name, (width, dtype) in agreed.items()
+        }
+
+
+def _not_drawn(recipe: Recipe, error: Exception) -> Finding:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return Finding(
+        slug="charts-failed",
+        what=f"the charts of an evaluation were not drawn: {type(error).__name__}: "
+        f"{str(error)[:600]}",
+        why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
+        fix=f"mend {type(recipe).__name__}.charts; its figures are in the `evaluate` events",
+        severity="warning",
+    )
 
 
 def _wide(value: Any) -> Any:

@@ -4,7 +4,7 @@ for step in feed:                     fetched, weighed and agreed on one step ah
     if must_save: save                a wish of time, agreed by all ranks
     if must_stop: save, end           a signal or a limit, agreed by all ranks
     run the step                      -> "step" every logging.every steps, "skipped"
-    if due or last: evaluate          -> "evaluate", "samples"; best and patience are updated
+    if due or last: evaluate          -> "evaluate", "samples", "media"; best and patience
     if due or best or last: save      copied here, written beside training (saving.py)
     if out of patience: end
 """
@@ -31,6 +31,7 @@ from phalanx.engine.telemetry import SpeedMeter, memory_bytes, memory_trouble
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
+from phalanx.recipe.interface import Media
 from phalanx.run.heartbeat import Part
 
 
@@ -79,12 +80,16 @@ class Loop:
     """Whether what is due by the number of steps is saved now; every rank asks."""
     watch: Callable[[], Iterable[tuple[str, dict[str, Any]]]] = tuple
     """Looks, where a step is logged, whether the fast path still holds; every rank asks."""
+    keep_media: Callable[[int, Media], str | None] | None = None
+    """Writes a picture of a step and returns where, or None if that failed. None on a rank that
+    writes none."""
     counters: Counters = field(default_factory=Counters)
     ended_because: str = "finished"
     _saved_step: int | None = None
     _read_step: int = 0
     _in_a_row: int = 0
     _warned: bool = False
+    _has_said_charts: bool = False
 
     def run(self, feed: Iterable[StepInput]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Train, and yield what happens as (event kind, data)."""
@@ -136,6 +141,8 @@ class Loop:
             evaluation = self.evaluator.run()
             is_best, is_among_best = self._judge(evaluation)
             yield from self._say_evaluation(evaluation, is_best=is_best)
+            if is_best or self.counters.step == self.plan.total_steps.value:
+                yield from self._say_charts(evaluation)
         if is_saved or is_among_best:
             self._save(is_best=is_best, is_among_best=is_among_best)
 
@@ -258,6 +265,26 @@ class Loop:
         if evaluation.made:
             made = [sample._asdict() for sample in evaluation.made]
             yield "samples", {"step": self.counters.step, "samples": made}
+        yield from self._say_media(evaluation.media)
+
+    def _say_charts(self, evaluation: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The ranks that draw nothing wait for the first one in the next step."""
+        if self.keep_media is None:
+            return
+        assert self.evaluator is not None
+        media, findings = self.evaluator.charts(evaluation)
+        yield from self._say_media(media)
+        for finding in findings if not self._has_said_charts else ():
+            self._has_said_charts = True
+            yield "finding", {"finding": finding.to_json()}
+
+    def _say_media(self, media: Iterable[Media]) -> Iterator[tuple[str, dict[str, Any]]]:
+        step = self.counters.step
+        for one in media if self.keep_media is not None else ():
+            file = self.keep_media(step, one) if self.keep_media is not None else None
+            if file is not None:
+                about = {"name": one.name, "file": file, "caption": one.caption}
+                yield "media", {"step": step, **about}
 
     def _save(self, *, is_best: bool, is_among_best: bool = False) -> None:
         if self._saved_step == self.counters.step and not (is_best or is_among_best):

@@ -70,6 +70,16 @@ class Process:
         dist.all_gather(tables, table, group=self.control)
         return torch.cat(tables)
 
+    def gather_rows(self, table: torch.Tensor) -> torch.Tensor:
+        """The same of tables whose numbers of rows differ from rank to rank."""
+        if self.world == 1:
+            return table
+        counts = self.gather(torch.tensor([[len(table)]])).flatten().tolist()
+        padded = torch.zeros(max(counts), *table.shape[1:], dtype=table.dtype)
+        padded[: len(table)] = table
+        parts = self.gather(padded).unflatten(0, (self.world, max(counts)))
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
     def agree(self, value: int) -> int:
         """The first rank's value, on every rank."""
         if self.world == 1:

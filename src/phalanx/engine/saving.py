@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from phalanx.engine.background import Background
-from phalanx.engine.cadence import Cadence
+from phalanx.engine.cadence import FIRST_S_PER_BYTE, Cadence
 from phalanx.engine.checkpoint import (
     Content,
     collect,
@@ -105,6 +105,7 @@ class Saving:
         self.cadence = Cadence(
             plan.save_share.value,
             every_s=plan.save_every_s.value,
+            first_s=FIRST_S_PER_BYTE * self._expected_bytes(),
             is_busy=lambda: self._background.is_busy,
         )
         self.average: WeightAverage | None = None
@@ -115,6 +116,12 @@ class Saving:
         if not self._strategy.is_sharded:
             return 1
         return int(os.environ.get("LOCAL_WORLD_SIZE", self._process.world))
+
+    def _expected_bytes(self) -> int:
+        """Of this rank's part of a checkpoint: what is trained, and two moments of AdamW."""
+        trained = [p for p in self._strategy.model.parameters() if p.requires_grad]
+        whole = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        return whole // self._process.world if self._strategy.is_sharded else whole
 
     def load(self) -> SavedCheckpoint | None:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""

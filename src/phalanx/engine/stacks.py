@@ -4,8 +4,10 @@ asked by a signal, and the collectives it has begun into a file beside it.
 The stacks are written by C code inside the signal handler (faulthandler): also by a rank whose
 interpreter is held by a call that never returns. A rank that was stopped (SIGSTOP) cannot answer;
 its state says so. The collectives are those of torch's Flight Recorder, asked by a thread that
-waits for its signal and does nothing else: it needs the interpreter, so a rank that holds it does
-not answer this one.
+waits for another signal and does nothing else: it needs the interpreter, so a rank that holds it
+does not answer this one. That signal cannot be blocked and waited for: the threads of the CUDA
+driver unblock what they like, and one of them would take it, which ends a process by default. So it
+is handled, whichever thread takes it, and what Python writes into a pipe then wakes the thread.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def answer_when_asked() -> None:
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     number = _collectives_signal()
     if number is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        signal.signal(number, lambda *_: None)
 
 
 def answer_with_collectives(run: RunDirectory, rank: int) -> None:
@@ -47,9 +49,14 @@ def answer_with_collectives(run: RunDirectory, rank: int) -> None:
     if number is None:
         return
 
+    waked, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+
     def serve() -> None:
         while True:
-            signal.sigwait({number})
+            if number not in os.read(waked, 64):  # the numbers of all signals handled
+                continue
             with suppress(Exception):  # whatever torch has or does not have
                 _write_collectives(run.collectives_file(rank))
 

@@ -29,12 +29,13 @@ from phalanx.errors import ExitCode, Finding
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
-from phalanx.recipe.interface import Recipe
+from phalanx.recipe.interface import Media, Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EventWriter
 from phalanx.run.heartbeat import Phase
+from phalanx.run.media import media_not_written, write_media
 
 
 def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True) -> bool:
@@ -185,6 +186,8 @@ class Worker:
             is_worth_saving=saving.is_due,
             loss_scale=lambda: parts.precision.loss_scale,
             watch=lambda: say_dropped(parts.fast_path.watch()),
+            # A recorded run is looked at and thrown away.
+            keep_media=self._keep_media if process.is_first and not plan.is_recorded else None,
             counters=counters,
         )
         HEART.begin(Phase.START, counters.step)
@@ -216,6 +219,15 @@ class Worker:
             seed=self.job.seed,
             weights=average.swapped_in if average and self.job.ema.evaluate else nullcontext,
         )
+
+    def _keep_media(self, step: int, media: Media) -> str | None:
+        """A disk that is full costs pictures and no run."""
+        name, suffix, content, _ = media
+        try:
+            return write_media(self.run, step=step, name=name, suffix=suffix, content=content)
+        except OSError as error:
+            self.events.write("finding", finding=media_not_written(self.run, name, error).to_json())
+            return None
 
     def _say_preparing(self, what: str) -> None:
         if self.process.is_first:

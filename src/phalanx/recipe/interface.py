@@ -7,7 +7,7 @@ read and judged without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -49,6 +49,23 @@ class Sample(NamedTuple):
     given: str
     made: str
     wanted: str
+
+
+class Media(NamedTuple):
+    """A picture or a film made after an evaluation: kept under `media/` of the run and shown."""
+
+    name: str
+    suffix: Literal[".png", ".jpg", ".mp4"]
+    content: bytes
+    caption: str = ""
+
+
+class Rows(NamedTuple):
+    """What `evaluate` finds in a micro-batch where a sum would not do, such as every detection: a
+    table with any number of rows, equally wide in all of them. The rows of all micro-batches are
+    put below each other in the order of the samples, on any number of ranks."""
+
+    table: Tensor
 
 
 class Data(Protocol):
@@ -101,13 +118,19 @@ class Recipe:
         term sums divided by term weights over the whole global batch."""
         raise self._not_written("loss")
 
-    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
-        """Sums over the micro-batch that `metrics` turns into figures."""
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float | Rows]:
+        """Sums over the micro-batch that `metrics` turns into figures; `Rows` are not added up."""
         raise self._not_written("evaluate")
 
-    def metrics(self, sums: Mapping[str, float]) -> Mapping[str, float]:
-        """Figures from the sums over the whole test split."""
+    def metrics(self, sums: Mapping[str, Any]) -> Mapping[str, float]:
+        """Figures from the sums over the whole test split; where `evaluate` gave `Rows` it is the
+        table of all of them, on the CPU. Every rank calls it."""
         raise self._not_written("metrics")
+
+    def charts(self, sums: Mapping[str, Any]) -> Iterable[Media]:
+        """Pictures of an evaluation that is the best so far or the last, from what `metrics` was
+        given. Only the first rank calls it; what fails here is said and ends no run."""
+        return ()
 
     def weights(self) -> Mapping[str, Stored]:
         """Where pretrained weights are read from, by the names that parameters and buffers have in
@@ -126,9 +149,9 @@ class Recipe:
         training goes on: leave the model and global random numbers alone), `final` (at the end of
         training), or one of `export_forms`."""
 
-    def samples(self, model: nn.Module) -> list[Sample]:
-        """What the model makes of a few test samples, after an evaluation. Every rank calls it and
-        runs the same forwards."""
+    def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
+        """What the model makes of a few test samples, after an evaluation: as text, or as pictures.
+        Every rank calls it and runs the same forwards."""
         return []
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]] | None:

@@ -102,6 +102,12 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "optimizer steps done",
         "samples": "what the model made of a few test samples: given, made, wanted",
     },
+    "media": {
+        "step": "optimizer steps done",
+        "name": "what it shows, as the recipe calls it",
+        "file": "a picture (.png, .jpg) or a film (.mp4), relative to the run directory",
+        "caption": "a line about it, or nothing",
+    },
     "exported": {
         "step": "optimizer steps of the checkpoint it was made of",
         "path": "folder relative to the run directory",

@@ -12,7 +12,7 @@ from phalanx.engine.precision import Precision
 from phalanx.engine.process import Process
 from phalanx.engine.strategies.single import Single
 from phalanx.planner.plan import Decision
-from phalanx.recipe import Options, Recipe
+from phalanx.recipe import Options, Recipe, Rows
 
 CPU = torch.device("cpu")
 
@@ -83,6 +83,22 @@ def test_sums_are_added_in_double():
     _, evaluator = make(1000, 1)
     tiny = float(np.float32(0.1))
     assert evaluator.run().metrics["tiny"] == pytest.approx(1000 * tiny, abs=1e-9)
+
+
+def test_rows_are_kept_in_the_order_of_the_samples():
+    class Listing(Counting):
+        def evaluate(self, model, batch):
+            ids = batch["id"].repeat_interleave(batch["id"] % 2)  # those of even ids have none
+            return {**super().evaluate(model, batch), "odd": Rows(ids[:, None].float())}
+
+        def metrics(self, sums):
+            self.odd = sums["odd"]
+            return {"rows": len(sums["odd"])}
+
+    recipe, evaluator = make(7, 1, recipe=Listing())
+    assert evaluator.run().metrics == {"rows": 3.0}
+    assert recipe.odd.tolist() == [[1.0], [3.0], [5.0]]
+    assert recipe.odd.dtype == torch.float32  # as the recipe gave it
 
 
 def test_metrics_are_plain_numbers():

@@ -4,7 +4,7 @@ what each rank holds of the state that a checkpoint keeps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.skipping import KeptStatistics, Skips, flag_of, is_decided_on_device
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding
-from phalanx.recipe.interface import Batch, Recipe, Sample, Term
+from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
 
 
 class StepSums(Protocol):
@@ -54,7 +54,7 @@ class LossModule(nn.Module):
 
     def forward(
         self, batch: Batch, keys: torch.Tensor | None, is_evaluation: bool = False
-    ) -> Mapping[str, Any] | torch.Tensor | list[Sample]:
+    ) -> Mapping[str, Any] | torch.Tensor | Sequence[Sample | Media]:
         with self.autocast():
             if is_evaluation and batch is None:
                 return self._recipe.samples(self.model)
@@ -301,9 +301,9 @@ class Strategy:
         sums: Mapping[str, Any] = self.bare_loss(batch, None, is_evaluation=True)
         return sums
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> Sequence[Sample | Media]:
         """What the model makes of a few test samples; every rank runs the same forwards."""
-        made: list[Sample] = self.bare_loss(None, None, is_evaluation=True)
+        made: Sequence[Sample | Media] = self.bare_loss(None, None, is_evaluation=True)
         return made
 
     def after_evaluation(self) -> None:
