@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
+from phalanx.run.media import find_media
 from phalanx.run.pictures import read_picture
 
 SAMPLE_COLUMNS = ("given", "made", "wanted")
@@ -122,7 +123,8 @@ class TensorBoardSink:
         return [self._table("plan", [["", "choice", "because"], *rows])] if rows else []
 
     def _media(self, event: Event) -> list[Any]:
-        path = media_path(self._run, event) if self._run is not None else None
+        file = str(event.data.get("file"))
+        path = find_media(self._run, file) if self._run is not None else None
         picture = read_picture(path) if path is not None else None
         if picture is None:
             return []
@@ -144,16 +146,6 @@ class TensorBoardSink:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def media_path(run: RunDirectory, event: Event) -> Path | None:
-    """The file that a `media` event names: one below `media`, whatever the event says."""
-    try:
-        path = (run.path / str(event.data["file"])).resolve()
-    except (KeyError, OSError, ValueError):
-        return None
-    inside = path.is_relative_to((run.path / "media").resolve())
-    return path if inside and path.is_file() else None
 
 
 def _read_plan(run: RunDirectory | None) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import yaml
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
-from phalanx.run.sinks import media_path, scalars
+from phalanx.run.media import find_media
+from phalanx.run.sinks import scalars
 
 
 class WandbSink:
@@ -48,7 +49,7 @@ class WandbSink:
             self._live.log({"step": event.data.get("step") or 0, **record})
 
     def _media(self, event: Event) -> dict[str, Any]:
-        path = media_path(self._run, event)
+        path = find_media(self._run, str(event.data.get("file")))
         if path is None:
             return {}
         caption = str(event.data.get("caption") or "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import format_bytes, format_seconds, printable
+from phalanx.run.media import find_media
 from phalanx.watch.plot import short_number
 from phalanx.watch.rank_rows import HEADERS, rank_cells, shown_ranks
 from phalanx.watch.state import LOSS, Media, Note, Said
@@ -318,15 +319,9 @@ def media_file(watched: WatchedRun, number: int) -> tuple[Path, str] | None:
     media = watched.state.media
     if not 0 <= number < len(media):
         return None
-    folder = (watched.run.path / "media").resolve()
-    try:
-        path = (watched.run.path / media[number].file).resolve()
-    except (OSError, ValueError, RuntimeError):
-        return None
-    kind = MEDIA_TYPES.get(path.suffix.lower())
-    if kind is None or not path.is_relative_to(folder) or not path.is_file():
-        return None
-    return path, kind
+    path = find_media(watched.run, media[number].file)
+    kind = MEDIA_TYPES.get(path.suffix.lower()) if path is not None else None
+    return (path, kind) if path is not None and kind is not None else None
 
 
 MEDIA_TYPES = {
