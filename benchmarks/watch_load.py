@@ -132,8 +132,8 @@ def time_page(browser, address, script):
 
 
 def time_pages(browser, folder, name, script, path="/"):
-    """(first paint, CPU seconds of the server meanwhile, again, its bytes) with a server that has just been started. It is
-    always at the same port: the browser keeps scripts by address."""
+    """(first paint, CPU seconds of the server meanwhile, again, its bytes) with a server that has
+    just been started, always at the same port: the browser keeps scripts by address."""
     server = Server(folder, name, "--port", PORT)
     try:
         browser.get(server.new_link().replace("/?", "/compare?"))  # reads no run
