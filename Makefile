@@ -11,14 +11,20 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest
 PEERS := .venv-peers
+DETECTION := .venv-detection
+# Extras whose tests need an environment of their own: `make test EXTRAS=detection`.
+EXTRAS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench docs clean
+.PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench docs clean \
+  detection test-detection
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
 	@echo "make test    set up, lint, run the whole test suite"
 	@echo "make test-full   the same with further cases of the slowest tests"
+	@echo "make test EXTRAS=detection   the same, and the detection recipe in $(DETECTION) (5.4 GB)"
+	@echo "make detection   make $(DETECTION): Ultralytics (AGPL-3.0) with the newest torch"
 	@echo "make setup   make $(VENV) with the tested versions"
 	@echo "make lint    format, lint, types, spelling, contract tests"
 	@echo "make fix     format and apply safe lint fixes"
@@ -58,8 +64,9 @@ demo: setup
 	done
 	@echo; echo "\`source $(BIN)/activate\` puts \`phalanx\` on the path of this shell."
 
-# One pytest run at the end, contract tests included: its last line counts every test.
-test: static
+# One pytest run at the end, contract tests included: its last line counts every test that needs no
+# environment of its own.
+test: static $(filter test-detection,$(EXTRAS:%=test-%))
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests
 
 test-full: static
@@ -100,6 +107,19 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt $(STAMP)
 	  -r benchmarks/peers/requirements.txt -c constraints.txt
 	@touch $@
 
+# The stock torchvision does not load beside the CPU build of torch that $(VENV) has.
+detection: $(DETECTION)/.installed
+
+$(DETECTION)/.installed: tests/recipes/detection/requirements.txt pyproject.toml
+	@test -x $(DETECTION)/bin/python || $(PYTHON) -m venv $(DETECTION)
+	@echo "+ installing torch, torchvision and Ultralytics (AGPL-3.0) into $(DETECTION) (two minutes)"
+	@$(DETECTION)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -r tests/recipes/detection/requirements.txt -e ".[detection]"
+	@touch $@
+
+test-detection: detection
+	$(DETECTION)/bin/pytest -n $(WORKERS) --dist loadgroup tests/recipes/detection
+
 bench: peers
 	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write
 	$(BIN)/python benchmarks/overhead.py --ranks 2 --write
@@ -110,5 +130,5 @@ docs: setup
 	$(BIN)/python scripts/make_reference.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(DETECTION) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

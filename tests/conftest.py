@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import filelock
@@ -56,7 +57,12 @@ def pytest_configure(config):
 
 
 def pytest_report_header():
-    return "" if _IS_FULL else "tests marked `full` are left out: `make test-full` runs them too"
+    lines = []
+    if not _IS_FULL:
+        lines.append("tests marked `full` are left out: `make test-full` runs them too")
+    if find_spec("ultralytics") is None:
+        lines.append("tests/recipes/detection has an environment of its own: `make test-detection`")
+    return lines
 
 
 def pytest_collection_modifyitems(config, items):

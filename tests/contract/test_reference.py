@@ -1,5 +1,6 @@
 """The reference says what the code does: made from it, complete, and up to date."""
 
+import keyword
 import re
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def test_every_option_has_help_and_is_documented(name):
 
 def test_every_verb_is_one_file_of_the_command_line():
     for verb in get_command(app).commands:
-        assert (PACKAGE / "cli" / f"{verb}.py").is_file(), f"no cli/{verb}.py"
+        name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
+        assert (PACKAGE / "cli" / f"{name}.py").is_file(), f"no cli/{name}.py"
 
 
 def test_every_finding_has_a_plain_name_and_is_documented():

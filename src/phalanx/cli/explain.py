@@ -1,4 +1,4 @@
-"""`phalanx explain`: what a job key means, from the schema itself."""
+"""`phalanx explain`: what a job key means, from the schema itself, or a word of the trade."""
 
 from __future__ import annotations
 
@@ -8,32 +8,47 @@ import typer
 
 
 def explain(
-    key: Annotated[
-        str | None, typer.Argument(help="A job key such as `optimizer.lr`; default: all of them.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY|TERM",
+            help="A job key such as `optimizer.lr`, or a word such as `ddp`; default: all keys.",
+        ),
     ] = None,
+    terms: Annotated[bool, typer.Option("--terms", help="List the words that are known.")] = False,
 ) -> int:
-    """Explain the keys of a job file.
+    """Explain the keys of a job file, and the words of the trade in three sentences.
 
-    Examples: phalanx explain | phalanx explain optimizer.lr | phalanx explain schedule
+    Examples: phalanx explain | phalanx explain optimizer.lr | phalanx explain linear scaling
     """
     from phalanx.cli import console
+    from phalanx.cli.terms import TERMS, find_term
     from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.job.schema import job_keys
 
+    if terms:
+        console.table([(name, text.partition(". ")[0]) for name, text in TERMS.items()])
+        return 0
+    asked = " ".join(words or ())
     keys = job_keys()
     chosen = {
         name: text
         for name, text in keys.items()
-        if key is None or name == key or name.startswith(f"{key}.")
+        if not asked or name == asked or name.startswith(f"{asked}.")
     }
-    if not chosen:
+    term = find_term(asked) if asked else None
+    if term is not None:
+        console.say(f"{term[0]}: {term[1]}")
+    if not chosen and term is None:
         raise UserError(
             Finding(
                 slug="unknown-key",
-                what=f"a job has no key `{key}`{did_you_mean(key or '', keys)}",
-                why=f"read from the command line: phalanx explain {key}",
-                fix="phalanx explain",
+                what=f"neither a key of a job nor a word that is known: `{asked}`"
+                f"{did_you_mean(asked, [*keys, *TERMS])}",
+                why=f"read from the command line: phalanx explain {asked}",
+                fix="phalanx explain, or phalanx explain --terms",
             )
         )
-    console.table(list(chosen.items()), header=("key", "meaning"))
+    if chosen:
+        console.table(list(chosen.items()), header=("key", "meaning"))
     return 0

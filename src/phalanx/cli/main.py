@@ -14,6 +14,7 @@ from phalanx.cli import (
     estimate,
     explain,
     export,
+    import_,
     launch,
     plan,
     recipes,
@@ -50,6 +51,7 @@ app.command("export")(export.export)
 app.add_typer(slurm.app, name="slurm")
 app.add_typer(remote.app, name="remote")
 app.add_typer(recipes.app, name="recipes")
+app.command("import", context_settings=import_.SETTINGS)(import_.import_)
 app.command("explain")(explain.explain)
 
 
@@ -67,10 +69,8 @@ def _is_verb(word: str) -> bool:
 def tidy_words(argv: Sequence[str]) -> list[str]:
     """What typer cannot say: `--resume` alone means the newest run, `--cache` alone the RAM, and an
     interval may be written as one word (`--save-every "5 minutes"`) or as two."""
-    if list(argv[:1]) == ["launch"] or list(argv[:2]) == [
-        "slurm",
-        "launch",
-    ]:  # what comes after the script is the script's
+    # What comes after a script is the script's.
+    if list(argv[:1]) in (["launch"], ["import"]) or list(argv[:2]) == ["slurm", "launch"]:
         return list(argv)
     words = [
         part

@@ -40,12 +40,17 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         int | None,
         typer.Option(
             "--batch-size",
+            "--batch",
             help="Global batch; together with --gradient-accumulation the batch per GPU.",
         ),
     ),
     "gradient_accumulation": (
         int | None,
         typer.Option("--gradient-accumulation", help="Micro-batches added up per step."),
+    ),
+    "imgsz": (
+        int | None,
+        typer.Option("--imgsz", metavar="PIXELS", help="The recipe's option `image_size`."),
     ),
     "lr": (float | None, typer.Option("--lr", "--learning-rate", help="Learning rate.")),
     "seed": (int | None, typer.Option("--seed", help="Seed of everything random.")),
@@ -55,6 +60,12 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "fp16": (bool | None, typer.Option("--fp16", help="The same as `--precision fp16`.")),
     "bf16": (bool | None, typer.Option("--bf16", help="The same as `--precision bf16`.")),
+    "amp": (
+        bool | None,
+        typer.Option(
+            "--amp", help="Mixed precision, bf16 or fp16 by the GPU: what `auto` is anyway."
+        ),
+    ),
     "strategy": (
         str | None,
         typer.Option("--strategy", help="auto, single, ddp, fsdp or deepspeed."),
@@ -108,6 +119,7 @@ _KEYS = {
     "cpu": "devices.cpu",
     "backend": "devices.backend",
     "comm_timeout": "devices.comm_timeout_s",
+    "imgsz": "image_size",
     "lr": "optimizer.lr",
     "cache": "loader.cache",
     "deepspeed": "deepspeed.config",
@@ -184,6 +196,10 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         elif name in ("fp16", "bf16"):
             _refuse_two_precisions(given)
             key, typed = "precision", name
+        elif name == "amp":
+            if {"fp16", "bf16", "precision"} & given.keys():
+                continue  # which says more
+            key, typed = "precision", "auto"
         elif name == "gpus":
             key, typed = "devices.gpus", parse_gpus(value)
         elif name in ("save_every", "stop_after"):

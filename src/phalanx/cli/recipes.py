@@ -92,6 +92,57 @@ def copy(
     return 0
 
 
+@app.command("convert")
+def convert(
+    kind: Annotated[str, typer.Argument(metavar="voc|coco", help="What the labels are now.")],
+    source: Annotated[Path, typer.Argument(help="VOC: a folder of XML files; COCO: a JSON file.")],
+    images: Annotated[Path, typer.Option("--images", help="Folder of the images.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write, with a data.yaml in it.")],
+    val: Annotated[
+        Path | None, typer.Option("--val", help="Labels to test with, in the same form.")
+    ] = None,
+    val_images: Annotated[
+        Path | None, typer.Option("--val-images", help="Their images. Default: --images.")
+    ] = None,
+    val_share: Annotated[
+        float, typer.Option("--val-share", help="Without --val: the share to test with.")
+    ] = 0.1,
+) -> int:
+    """Turn labels in VOC XML or COCO JSON into a data set for the detection recipe.
+
+    Examples: phalanx recipes convert voc Annotations --images JPEGImages --out data |
+    phalanx recipes convert coco train.json --images train --val val.json --out data
+    """
+    from phalanx.cli import console
+    from phalanx.errors import Finding, UserError, did_you_mean
+    from phalanx.recipes.detection.converting import FORMATS
+    from phalanx.recipes.detection.converting import convert as write
+
+    if kind not in FORMATS:
+        raise UserError(
+            Finding(
+                slug="convert-format",
+                what=f"`{kind}` labels are not known{did_you_mean(kind, FORMATS)}",
+                why=f"known: {', '.join(FORMATS)}",
+                fix=f"phalanx recipes convert {FORMATS[0]} {source} --images {images} --out {out}",
+            )
+        )
+    done = write(
+        kind,
+        source,
+        images=images,
+        out=out,
+        val=val,
+        val_images=val_images,
+        val_share=val_share,
+    )
+    console.show_findings(done.findings)
+    counts = ", ".join(f"{count:,} for {split}" for split, count in done.images.items())
+    console.say(f"wrote {done.file}: {counts}; {done.boxes:,} boxes, {len(done.classes)} classes")
+    console.say(f"train on it: phalanx train detection data={done.file}")
+    return 0
+
+
 def _require_known(name: str) -> None:
     from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.recipe.load import builtin_recipes

@@ -85,17 +85,24 @@ class Assembly:
         self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
         self._cache = self._open_cache()
         kept = data if self._cache is None else self._cache.keep(data)
-        self.fetcher = Fetcher(recipe, kept, seed=job.seed, is_shuffled=True)
+        self.fetcher = Fetcher(
+            recipe, kept, seed=job.seed, is_shuffled=True, epochs=_num_epochs(plan)
+        )
         # The probe is always the first step's, so that a resumed run settles like an unbroken one.
         self.probe = self._probe()
         schedule = Schedule(
             job.schedule,
+            momentum=job.optimizer.momentum,
             peak_lr=plan.lr.value,
             warmup_steps=plan.warmup_steps.value,
             total_steps=plan.total_steps.value,
         )
         self._plain_step = TrainStep(
-            strategy=self.strategy, schedule=schedule, seed=job.seed, filler=self.probe
+            strategy=self.strategy,
+            schedule=schedule,
+            seed=job.seed,
+            filler=self.probe,
+            gain=recipe.loss_gain,
         )
         self.train_step: TrainStep | GraphedStep = self._plain_step
         """Runs the steps: kernel by kernel, or as CUDA graphs."""
@@ -106,7 +113,9 @@ class Assembly:
         with during("settle"):
             self._settle(say)
         if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
-            self.train_step = GraphedStep(strategy=self.strategy, schedule=schedule, seed=job.seed)
+            self.train_step = GraphedStep(
+                strategy=self.strategy, schedule=schedule, seed=job.seed, gain=recipe.loss_gain
+            )
 
     def _load_weights(self, say: Callable[[str], None]) -> None:
         if self.pretrained.stored:
@@ -221,3 +230,8 @@ class Assembly:
         self.fast_path = FastPath(self.plan, self.strategy, self._compiler)
         self.dropped = self.fast_path.settle(self.probe, run_backward, say)
         self.findings += self.strategy.settle(self.probe, run_backward)
+
+
+def _num_epochs(plan: Plan) -> int:
+    """Passes over the data, the last of which may end early."""
+    return -(-plan.total_steps.value // plan.steps_per_epoch.value)

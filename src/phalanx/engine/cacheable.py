@@ -39,7 +39,7 @@ def examine_data(data: Any) -> tuple[KeptSample | None, Finding | None]:
         return None, None
     has_load = can_load(data)
     batched = getattr(data, "__getitems__", None)
-    if not has_load and takes(batched or data.__getitem__, 2):
+    if not has_load and _takes_keys(data, batched):
         return None, _needs_load(
             f"{_name(data)} augments its samples by keys and has no `load(index)`",
             f"it has `{'__getitems__(ids' if batched else '__getitem__(index'}, key"
@@ -165,3 +165,7 @@ def _unknown_type(data: Any, found: UnknownTypeError) -> Finding:
         fix=f"return {convert} from {'load(index)' if can_load(data) else 'the data set'}; "
         "or loader.cache=off",
     )
+
+
+def _takes_keys(data: Any, batched: Any) -> bool:
+    return takes(batched, 2) or takes(batched, 3) if batched else takes(data.__getitem__, 2)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,13 +21,15 @@ from torch.utils.data import Dataset, default_collate
 from phalanx.engine.order import WORKER, Ids, ids_at, ids_of, keys_of
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import Slot, StepShare
-from phalanx.recipe.interface import Batch, Recipe
+from phalanx.recipe.interface import Batch, Epoch, Recipe
 from phalanx.recipe.keys import make_key
 
 # A wish to stop or to save waits this long for the other ranks to hear of it. A reduction of gloo
 # takes a tenth of a millisecond from every core: as much as a small step.
 _ASKED_EVERY_S, _MOST_STEPS = 0.2, 50
 _NAMED_AT_ONCE = 64  # requests whose samples are found together
+
+ONLY_EPOCH = Epoch(0, 1)
 
 ANY_TERM = "*"
 """Name under which a recipe's single weight stands for every term of its loss."""
@@ -62,7 +64,11 @@ class MicroBatch(NamedTuple):
 class Fetcher(Dataset[MicroBatch]):
     """Fetches whole micro-batches; runs in the training process or in loader processes."""
 
-    def __init__(self, recipe: Recipe, data: Any, *, seed: int, is_shuffled: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, data: Any, *, seed: int, is_shuffled: bool, epochs: int = 1
+    ) -> None:
+        """`epochs` is how many the whole run has."""
+        self._epochs = epochs
         self.recipe = recipe
         self.data = data
         self._seed = seed
@@ -82,7 +88,7 @@ class Fetcher(Dataset[MicroBatch]):
             keys = keys_of(self._seed, epoch, ids)
         seed_globals(make_key(self._seed, WORKER, epoch, slot.start))
         try:
-            batch = self._fetch(ids, keys)
+            batch = self._fetch(ids, keys, Epoch(epoch, self._epochs))
         except Exception as error:
             _name_samples_in(error, ids)
             raise
@@ -101,21 +107,29 @@ def seed_globals(key: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def choose_fetch(data: Any) -> Callable[[Ids, Ids], Batch]:
-    """How this data set wants to be asked: batched with keys, batched, single with key, single."""
+class Fetch(Protocol):
+    """Makes a micro-batch of samples; without an epoch it is one of the first of one."""
+
+    def __call__(self, ids: Ids, keys: Ids, epoch: Epoch = ..., /) -> Batch: ...
+
+
+def choose_fetch(data: Any) -> Fetch:
+    """How this data set wants to be asked: batched with keys and epoch, batched with keys, batched,
+    single with key, single."""
     if hasattr(data, "__getitems__"):
+        if takes(data.__getitems__, 3):
+            return lambda ids, keys, epoch=ONLY_EPOCH: data.__getitems__(ids, keys, epoch)
         if takes(data.__getitems__, 2):
-            batched: Callable[[Ids, Ids], Batch] = data.__getitems__
-            return batched
-        return lambda ids, keys: default_collate(data.__getitems__(ids.tolist()))
+            return lambda ids, keys, epoch=ONLY_EPOCH: data.__getitems__(ids, keys)
+        return lambda ids, keys, epoch=ONLY_EPOCH: default_collate(data.__getitems__(ids.tolist()))
     if takes(data.__getitem__, 2):
-        return lambda ids, keys: default_collate(
+        return lambda ids, keys, epoch=ONLY_EPOCH: default_collate(
             [
                 _fetch_one(data.__getitem__, i, k)
                 for i, k in zip(ids.tolist(), keys.tolist(), strict=True)
             ]
         )
-    return lambda ids, keys: default_collate(
+    return lambda ids, keys, epoch=ONLY_EPOCH: default_collate(
         [_fetch_one(data.__getitem__, i) for i in ids.tolist()]
     )
 

@@ -2,15 +2,17 @@
 
 after each optimizer step:    average = decay x average + (1 - decay) x weight
 with warm-up:                 decay = min(decay, (1 + n) / (10 + n)), n averagings done before
+with a ramp:                  decay = decay x (1 - exp(-(n + 1) / ramp))
 
-Parameters that learn are averaged, in fp32 or wider. Frozen parameters and buffers (BatchNorm's
-statistics) are the model's own: averaging them would mean nothing. Replicas are equal on every rank
-and so are their averages; under a sharded strategy each rank averages its shards. Nothing is
-exchanged, and nothing waits for the device.
+Parameters that learn are averaged, in fp32 or wider. Frozen parameters are the model's own, and so
+are buffers (BatchNorm's statistics) where the job does not ask for their average. Replicas are
+equal on every rank and so are their averages; under a sharded strategy each rank averages its
+shards. Nothing is exchanged, and nothing waits for the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -31,14 +33,27 @@ _CHUNK_BYTES = 256 * 2**20  # of averages that are folded at a time on a GPU
 class WeightAverage:
     """Keeps the average of what this rank holds of the trainable parameters, on their device."""
 
-    def __init__(self, strategy: Strategy, *, decay: float, warmup: bool = False) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        decay: float,
+        warmup: bool = False,
+        ramp: int | None = None,
+        buffers: bool = False,
+    ) -> None:
         """Start from the weights as they are now."""
         self._strategy = strategy
         self._decay = decay
         self._warmup = warmup
+        self._ramp = ramp
+        self._buffers = buffers
         self._updates = 0
         state = strategy.model_state()
         learning = [name for name, p in strategy.model.named_parameters() if p.requires_grad]
+        if buffers:
+            floating = (n for n, b in strategy.model.named_buffers() if b.is_floating_point())
+            learning += [name for name in floating if name in state]
         self._shards = {name: state[name] for name in learning}
         self._weights = [shard.tensor for shard in self._shards.values()]
         self._averages = [
@@ -100,6 +115,8 @@ class WeightAverage:
     @property
     def next_decay(self) -> float:
         """How much of the average stays in the next update."""
+        if self._ramp is not None:
+            return self._decay * (1 - math.exp(-(self._updates + 1) / self._ramp))
         if not self._warmup:
             return self._decay
         return min(self._decay, (1 + self._updates) / (10 + self._updates))
@@ -160,7 +177,13 @@ class WeightAverage:
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint remembers beside the tensors."""
-        return {"decay": self._decay, "warmup": self._warmup, "updates": self._updates}
+        return {
+            "decay": self._decay,
+            "warmup": self._warmup,
+            "ramp": self._ramp,
+            "buffers": self._buffers,
+            "updates": self._updates,
+        }
 
 
 def begin_average(job: EmaJob, strategy: Strategy) -> WeightAverage | None:
@@ -168,7 +191,9 @@ def begin_average(job: EmaJob, strategy: Strategy) -> WeightAverage | None:
     update from here on."""
     if job.decay is None:
         return None
-    average = WeightAverage(strategy, decay=job.decay, warmup=job.warmup)
+    average = WeightAverage(
+        strategy, decay=job.decay, warmup=job.warmup, ramp=job.ramp, buffers=job.buffers
+    )
     strategy.follow_updates(average.after_step)
     return average
 
@@ -197,14 +222,20 @@ def ema_findings(job: EmaJob, record: Mapping[str, Any] | None, step: int) -> li
                 severity="warning",
             )
         ]
-    if record is None or (record["decay"], record["warmup"]) == (job.decay, job.warmup):
+    if record is None:
+        return []
+    assert job.decay is not None
+    # Older versions had neither ramp nor buffers.
+    known = {"ramp": None, "buffers": False, **record}
+    now = {name: getattr(job, name) for name in ("decay", "warmup", "ramp", "buffers")}
+    changed = [name for name, value in now.items() if known[name] != value]
+    if not changed:
         return []
     return [
         Finding(
             slug="ema-changes",
             what=f"the average of the weights goes on with other settings from step {step}",
-            why=f"ema.decay, ema.warmup: {record['decay']:g}, {record['warmup']} then; "
-            f"{job.decay:g}, {job.warmup} now",
+            why="; ".join(f"ema.{n}: {known[n]} then, {now[n]} now" for n in changed),
             fix="nothing, if that is what you want",
             severity="warning",
         )

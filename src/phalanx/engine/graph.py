@@ -32,9 +32,9 @@ from phalanx.engine.fixed_places import Numbers, copy_batch, sign_of
 from phalanx.engine.optimize import Schedule
 from phalanx.engine.order import dropout_seed
 from phalanx.engine.skipping import poisoned
-from phalanx.engine.step import StepResult, device_seeder, late_weight_finding, weight_name
+from phalanx.engine.step import StepResult, device_seeder, shared_weight, weight_name
 from phalanx.engine.strategies.base import Strategy
-from phalanx.errors import Finding, UserError
+from phalanx.errors import Finding
 
 _KINDS = 4  # regular, the last one of an epoch, and two to spare
 # Norms of gradients, relative to the norm over all of them: the same kernels on the same numbers,
@@ -67,7 +67,10 @@ class _Kind:
 class GraphedStep:
     """Runs optimizer steps of one rank that holds the whole model."""
 
-    def __init__(self, *, strategy: Strategy, schedule: Schedule, seed: int) -> None:
+    def __init__(
+        self, *, strategy: Strategy, schedule: Schedule, seed: int, gain: float = 1.0
+    ) -> None:
+        self._gain = gain
         self._strategy = strategy
         self._schedule = schedule
         self._run_seed = seed
@@ -127,10 +130,9 @@ class GraphedStep:
             for name, term in terms.items():
                 parts.append(term.sum if result.weights is None else term.sum * self._factor(name))
                 _add(result.sums, name, term.sum.detach())
-                if result.weights is None:
-                    result.late_weight = self._add_late(result.late_weight, term.weight)
-            if result.weights is None and len(parts) != 1:
-                raise UserError(late_weight_finding(list(terms)))
+            if result.weights is None:
+                late = shared_weight(terms)
+                result.late_weight = self._add_late(result.late_weight, late)
             objective = sum(parts[1:], parts[0])
         own = objective.detach()
         self._strategy.backward(objective, poisoned(torch.ones_like(own), own))
@@ -147,7 +149,7 @@ class GraphedStep:
         divisor = None
         if result.weights is None:
             assert result.late_weight is not None
-            divisor = torch.where(result.late_weight == 0, 1.0, result.late_weight)
+            divisor = torch.where(result.late_weight == 0, 1.0, result.late_weight) / self._gain
         with self._strategy.followers_apart():
             result.grad_norm = self._strategy.update(divisor)
 
@@ -265,8 +267,11 @@ class GraphedStep:
                 group["lr"] = tensor[len(names) + index]
                 if "capturable" in group:
                     group["capturable"] = True
-        factors = [1 / weight if weight else 0.0 for weight in (step.weights or {}).values()]
-        self._numbers.put([*factors, *(lr * group["lr_scale"] for group in groups)])
+        weights = (step.weights or {}).values()
+        factors = [self._gain / weight if weight else 0.0 for weight in weights]
+        self._numbers.put(
+            [*factors, *(self._schedule.group_lr(group, step.share.step) for group in groups)]
+        )
         return lr
 
     def _factor(self, term: str) -> Tensor:

@@ -73,8 +73,17 @@ class Schedule:
     """The learning rate at each optimizer step. It counts steps, never processes."""
 
     def __init__(
-        self, job: ScheduleJob, *, peak_lr: float, warmup_steps: int, total_steps: int
+        self,
+        job: ScheduleJob,
+        *,
+        peak_lr: float,
+        warmup_steps: int,
+        total_steps: int,
+        momentum: float = 0.0,
     ) -> None:
+        """`momentum` is SGD's after warm-up."""
+        self._momentum = momentum
+        self._first_momentum = job.warmup_momentum
         self._shape = job.name
         self._floor = job.min_lr_ratio
         self._peak = peak_lr
@@ -91,9 +100,26 @@ class Schedule:
         fall = 1 - done if self._shape == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self._peak * (self._floor + (1 - self._floor) * fall)
 
+    def group_lr(self, group: dict[str, Any], step: int) -> float:
+        """The rate of an optimizer group: its share of the common one, to which it falls or rises
+        in the warm-up from a `warmup_lr` of its own."""
+        lr = self.lr_at(step) * group["lr_scale"]
+        first = group.get("warmup_lr", 0.0)
+        if first and step < self._warmup:
+            lr += first * (1 - (step + 1) / self._warmup)
+        return float(lr)
+
     def apply(self, optimizer: Optimizer, step: int) -> float:
-        """Set the rate of every group for a step and return it."""
-        lr = self.lr_at(step)
+        """Set rate and momentum of every group for a step; returns the common rate."""
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
-        return lr
+            group["lr"] = self.group_lr(group, step)
+            if self._first_momentum is not None and "momentum" in group:
+                group["momentum"] = self.momentum_at(step)
+        return self.lr_at(step)
+
+    def momentum_at(self, step: int) -> float:
+        """SGD's momentum at a step."""
+        if self._first_momentum is None or step >= self._warmup:
+            return self._momentum
+        share = (step + 1) / self._warmup
+        return self._first_momentum + (self._momentum - self._first_momentum) * share

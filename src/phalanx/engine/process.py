@@ -77,7 +77,7 @@ class Process:
         counts = self.gather(torch.tensor([[len(table)]])).flatten().tolist()
         padded = torch.zeros(max(counts), *table.shape[1:], dtype=table.dtype)
         padded[: len(table)] = table
-        parts = self.gather(padded).unflatten(0, (self.world, max(counts)))
+        parts = self.gather(padded).reshape(self.world, max(counts), *table.shape[1:])
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, value: int) -> int:

@@ -75,8 +75,11 @@ class TrainStep:
         schedule: Schedule,
         seed: int,
         filler: MicroBatch | None = None,
+        gain: float = 1.0,
     ) -> None:
-        """`filler` is what a rank in lock-step repeats when it has no micro-batch left."""
+        """`filler` is what a rank in lock-step repeats when it has no micro-batch left, `gain` what
+        gradients are multiplied by (`Recipe.loss_gain`)."""
+        self._gain = gain
         self._strategy = strategy
         self._schedule = schedule
         self._seed = seed
@@ -155,6 +158,8 @@ class TrainStep:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What to run backward from, and the gradient to begin with where that is not 1."""
         factor = 0.0 if self._strategy.is_idle else self._strategy.gradient_scale
+        if result.weights is not None:  # else it is in the divisor: fp16 overflows less
+            factor *= self._gain
         if len(terms) == 1 and result.weights is not None and self._strategy.takes_gradient:
             ((name, term),) = terms.items()
             own = term.sum.detach()
@@ -166,15 +171,14 @@ class TrainStep:
             own = term.sum.detach()
             result.sums[name] = result.sums[name] + own if name in result.sums else own
             if result.weights is None:
-                weight = torch.as_tensor(term.weight, device=self._device).detach()
-                result.late_weight = (
-                    weight if result.late_weight is None else result.late_weight + weight
-                )
                 parts.append(term.sum)
             else:
                 parts.append(divide(term.sum, weight_of(result.weights, name)))
-        if result.weights is None and len(parts) != 1:
-            raise UserError(late_weight_finding(list(terms)))
+        if result.weights is None:
+            weight = torch.as_tensor(shared_weight(terms), device=self._device).detach()
+            result.late_weight = (
+                weight if result.late_weight is None else result.late_weight + weight
+            )
         objective = sum(parts[1:], parts[0])
         objective = objective if factor == 1.0 else objective * factor
         if self._strategy.is_idle:
@@ -199,7 +203,8 @@ class TrainStep:
         if result.weights is not None:
             return None
         total = self._late_weight(result)
-        return torch.where(total == 0, 1.0, total)  # nothing to learn from: gradients are 0
+        # Nothing to learn from where there is no weight: gradients are 0.
+        return torch.where(total == 0, 1.0, total) / self._gain
 
     def _late_weight(self, result: StepResult) -> torch.Tensor:
         weight = result.late_weight
@@ -236,14 +241,24 @@ def weight_name(weights: Collection[str], term: str) -> str:
     )
 
 
+def shared_weight(terms: Mapping[str, Term]) -> float | torch.Tensor:
+    """The one weight of terms whose weights are not known beforehand."""
+    first, *others = (term.weight for term in terms.values())
+    is_shared = isinstance(first, torch.Tensor) and all(weight is first for weight in others)
+    if others and not is_shared:
+        raise UserError(late_weight_finding(list(terms)))
+    return first
+
+
 def late_weight_finding(names: list[str]) -> Finding:
-    """Several terms with weights that are not known beforehand."""
+    """Several terms with several weights that are not known beforehand."""
     return Finding(
         slug="late-weights",
         what=f"the loss has {len(names)} terms whose weights depend on the predictions",
         why=f"weight() returned None and loss() returned {', '.join(names)}: after the reduction "
         "only one common divisor can be applied",
-        fix="return one term, or return the weights from weight(batch)",
+        fix="return one term, give all of them the same tensor as weight, or return the weights "
+        "from weight(batch)",
     )
 
 

@@ -183,9 +183,16 @@ def _optimizer(loaded: LoadedJob) -> Iterator[Finding]:
 
 
 def _ema(loaded: LoadedJob) -> Iterator[Finding]:
+    if loaded.job.ema.warmup and loaded.job.ema.ramp is not None:
+        yield Finding(
+            slug="exclusive-keys",
+            what="`ema.warmup` and `ema.ramp` both say how the decay rises",
+            why=loaded.said("ema.warmup", "ema.ramp"),
+            fix="remove one of them",
+        )
     if loaded.job.ema.decay is not None:
         return
-    for key in ("ema.warmup", "ema.evaluate"):
+    for key in ("ema.warmup", "ema.ramp", "ema.buffers", "ema.evaluate"):
         if _is_set(loaded, key):
             yield Finding(
                 slug="ignored-key",

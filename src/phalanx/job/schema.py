@@ -71,6 +71,9 @@ class Schedule(Strict):
     """Shape after warm-up."""
     warmup: Literal["auto"] | Every = "auto"
     """Linear rise from 0: `auto`, `500 steps`, `5 epochs` or `5%`."""
+    warmup_momentum: float | None = Field(default=None, ge=0, lt=1)
+    """SGD's momentum at the beginning of the warm-up, from which it rises to `optimizer.momentum`.
+    `null`: the same momentum all the time."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """What the rate falls towards, as a fraction of the peak rate."""
 
@@ -82,6 +85,11 @@ class Ema(Strict):
     """How much of the average stays at each optimizer step, such as 0.999; `null` keeps none."""
     warmup: bool = False
     """Begin with a smaller decay: the lesser of `decay` and (1 + n) / (10 + n) after n steps."""
+    ramp: int | None = Field(default=None, ge=1)
+    """Let the decay rise over about so many steps: it is multiplied by 1 - exp(-n / ramp) in the
+    n-th one. Exclusive with `warmup`."""
+    buffers: bool = False
+    """Average BatchNorm's statistics and other buffers, too; `false` takes the model's own."""
     evaluate: bool = True
     """Evaluate the averaged weights, which then also decide what is best; `false` evaluates the
     weights themselves."""

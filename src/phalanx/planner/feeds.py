@@ -53,7 +53,7 @@ FEEDS: dict[str, tuple[str, ...]] = {
     "total_steps": (*_LENGTH, *_BATCH),
     "lr": ("optimizer.lr", "optimizer.lr_batch", "optimizer.lr_rule", *_BATCH),
     "warmup_steps": ("schedule.warmup", "optimizer.lr_rule", *_LENGTH),
-    "ema": ("ema.decay", "ema.warmup", "ema.evaluate"),
+    "ema": ("ema.decay", "ema.warmup", "ema.ramp", "ema.buffers", "ema.evaluate"),
     "workers": ("loader.workers",),
     "pin_memory": ("loader.pin_memory",),
     "data_on": ("loader.workers", "micro_batch_size", "recipe", "options"),

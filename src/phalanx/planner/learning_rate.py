@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
+from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.job.values import Interval
 from phalanx.planner.plan import Decision
@@ -11,6 +12,9 @@ from phalanx.planner.plan import Decision
 # Below this total batch the unscaled rate is the first thing to try; Goyal et al. 2017 ("Accurate,
 # Large Minibatch SGD") take 256 as the reference batch of the linear rule.
 SCALE_FROM = 256
+
+
+MOST_ADAMW = 0.02  # twenty times torch's default; published recipes stay below 0.005
 
 
 def scale_lr(job: Job, global_batch_size: int) -> Decision[float]:
@@ -40,6 +44,23 @@ def scale_lr(job: Job, global_batch_size: int) -> Decision[float]:
         scaled = lr * ratio
         text = f"{lr:g} x {global_batch_size}/{reference} = {scaled:g}"
     return Decision(scaled, f"{text} ({rule} rule; lr_batch: {origin})")
+
+
+def lr_findings(job: Job, lr: Decision[float]) -> list[Finding]:
+    """A rate of SGD's size under AdamW, whose steps are about as large as the rate whatever the
+    gradients are."""
+    if job.optimizer.name != "adamw" or lr.value <= MOST_ADAMW:
+        return []
+    return [
+        Finding(
+            slug="adamw-rate",
+            what=f"a learning rate of {lr.value:g} is large for AdamW, which changes every weight "
+            "by about as much in each step",
+            why=f"{lr.reason}; rates above {MOST_ADAMW:g} are SGD's",
+            fix=f"--lr {job.optimizer.lr / 10:g}, or optimizer.name=sgd",
+            severity="warning",
+        )
+    ]
 
 
 def _reference_batch(job: Job, global_batch_size: int) -> tuple[int, str]:

@@ -120,7 +120,8 @@ def choose_cuda_graph(
     settled = settle_rung(job, "cuda_graph", previous)
     if settled.value == "off":
         return settled, []
-    against = _against_graph(trace, plan)
+    changes = job.schedule.warmup_momentum is not None and job.optimizer.name == "sgd"
+    against = _against_graph(trace, plan, has_momentum_warmup=changes)
     if settled.value == "on":
         is_possible = against is None or not against.is_certain
         return _forced(
@@ -168,7 +169,9 @@ def choose_cudnn_search(
     return Decision("on" if is_repaid else "off", f"auto: {numbers}")
 
 
-def _against_graph(trace: Trace, plan: Plan) -> _Against | None:
+def _against_graph(
+    trace: Trace, plan: Plan, *, has_momentum_warmup: bool = False
+) -> _Against | None:
     device, strategy = plan.device.value, plan.strategy.value
     if device != "cuda":
         return _Against(f"{device} has no CUDA graphs", "cuda_graph=auto")
@@ -189,6 +192,8 @@ def _against_graph(trace: Trace, plan: Plan) -> _Against | None:
         )
     if plan.is_recorded:
         return _Against("the run is recorded", "cuda_graph=auto")
+    if has_momentum_warmup:
+        return _Against("the momentum changes from step to step", "cuda_graph=auto")
     values = trace.activations_sampled or trace.activations_unknown
     if values is not None:
         return _Against(

@@ -35,7 +35,7 @@ from phalanx.planner.intervals import (
     choose_save_share,
     choose_saving,
 )
-from phalanx.planner.learning_rate import choose_warmup, scale_lr
+from phalanx.planner.learning_rate import choose_warmup, lr_findings, scale_lr
 from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
 from phalanx.planner.memory import make_footprint, smallest_memory, with_memory
 from phalanx.planner.micro_batch import Predict, choose_micro_batch
@@ -156,6 +156,7 @@ def _solve(
     threads = devices.choose_threads(job, placement, machine, previous)
     total = choose_length(job, per_epoch)
     lr = scale_lr(job, batch.global_batch_size)
+    findings += lr_findings(job, lr)
     if previous is not None:
         lr = Decision(lr.value, lr.reason) if _asked_again(job, previous) else previous.lr
     warmup = choose_warmup(job, lr=lr.value, total_steps=total.value, steps_per_epoch=per_epoch)

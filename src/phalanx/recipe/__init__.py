@@ -6,6 +6,7 @@ from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
     Batch,
     Data,
+    Epoch,
     Media,
     Options,
     Recipe,
@@ -21,6 +22,7 @@ from phalanx.run.cache import cache_folder
 __all__ = [
     "Batch",
     "Data",
+    "Epoch",
     "Finding",
     "Media",
     "Options",

@@ -68,12 +68,23 @@ class Rows(NamedTuple):
     table: Tensor
 
 
+class Epoch(NamedTuple):
+    """Which pass over the data a micro-batch belongs to."""
+
+    number: int
+    """Counted from 0."""
+    total: int
+    """Passes that the whole run makes."""
+
+
 class Data(Protocol):
     """An indexable data set.
 
     The engine prefers `__getitems__(ids, keys)`, which returns a whole micro-batch; without it,
     `__getitem__(index, key)` or `__getitem__(index)` gives one sample and torch's default collate
-    makes the batch. `ids` and `keys` are int64 numpy arrays (see `phalanx.recipe.keys`).
+    makes the batch. `ids` and `keys` are int64 numpy arrays (see `phalanx.recipe.keys`). Data that
+    changes in the course of a run takes a third argument, `__getitems__(ids, keys, epoch)`: an
+    `Epoch`.
 
     With `loader.cache: ram` what a `load(index)` of it returns is kept in memory: it reads and
     decodes without randomness, and the methods above call it.
@@ -91,6 +102,9 @@ class Recipe:
     """The metric that decides which checkpoint is best."""
     metric_mode: ClassVar[Literal["max", "min"]] = "min"
     """Whether a larger or a smaller metric is better."""
+    loss_gain: ClassVar[float] = 1.0
+    """What the gradients of the loss are multiplied by, for rates and clipping that were found with
+    a loss which is a sum over so many samples. What is shown and compared is the loss without."""
     export_forms: ClassVar[Mapping[str, str]] = {}
     """What `phalanx export --to` offers for this recipe: each name with its meaning."""
 
@@ -109,7 +123,8 @@ class Recipe:
         """What the loss of this micro-batch is divided by, before any forward: samples, tokens.
 
         One number for every term, or one per named term. None says that it depends on the
-        predictions; then `loss` returns a single term and the engine divides after the reduction.
+        predictions; then `loss` returns a single term, or terms that share one weight, and the
+        engine divides after the reduction.
         """
         return float(count_samples(batch))
 

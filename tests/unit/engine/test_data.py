@@ -139,6 +139,18 @@ def test_a_fetched_slot_has_the_ids_and_keys_of_its_positions():
     assert micro.weights == {ANY_TERM: 5.0}
 
 
+def test_data_that_takes_an_epoch_is_told_which_and_of_how_many():
+    class Changing(Batched):
+        def __getitems__(self, ids, keys, epoch):
+            return {**super().__getitems__(ids, keys), "epoch": torch.tensor([epoch] * len(ids))}
+
+    fetcher = Fetcher(Recipe(Options()), Changing(), seed=5, is_shuffled=True, epochs=7)
+    micro = fetcher[Request(3, Slot(1, 4, 9), True)]
+    assert micro.batch["epoch"].tolist() == [[3, 7]] * 5
+    plain = make_fetcher(Batched())[Request(3, Slot(1, 4, 9), True)]
+    assert micro.batch["id"].tolist() == plain.batch["id"].tolist()
+
+
 class Broken(Single):
     def __len__(self):
         return 10

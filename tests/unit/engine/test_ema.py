@@ -1,5 +1,7 @@
 """The average of the weights: its arithmetic, what it averages, and that it leaves no trace."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -116,6 +118,25 @@ def test_warm_up_raises_the_decay():
     assert seen[79] == pytest.approx(80 / 89)
     assert seen[80:] == [0.9] * 20
     assert make(decay=0.9)[1].next_decay == 0.9
+
+
+def test_a_ramp_lets_the_decay_rise_towards_its_value():
+    _, average = make(decay=0.9, ramp=20)
+    for n in range(1, 6):
+        assert average.next_decay == pytest.approx(0.9 * (1 - math.exp(-n / 20)))
+        average.update()
+
+
+def test_buffers_are_averaged_where_that_is_asked_for():
+    model, average = make(decay=0.5, buffers=True)
+    fill(model, 0.0)
+    average.update()
+    mean = tensors_of(average)["norm.running_var"]  # 1 before
+    assert mean.tolist() == [0.5] * 4
+    with average.swapped_in():
+        assert model.norm.running_var.tolist() == [0.5] * 4
+    assert model.norm.running_var.tolist() == [0.0] * 4
+    assert tensors_of(average)["norm.num_batches_tracked"].item() == 0
 
 
 def test_it_starts_as_the_model():
@@ -294,6 +315,8 @@ def test_a_job_without_a_decay_has_no_average():
     assert begin_average(Ema(decay=0.5, warmup=True), strategy).record() == {
         "decay": 0.5,
         "warmup": True,
+        "ramp": None,
+        "buffers": False,
         "updates": 0,
     }
 
@@ -311,6 +334,8 @@ RECORD = {"decay": 0.9, "warmup": False, "updates": 4}
         (Ema(), RECORD, ["ema-ends"]),
         (Ema(decay=0.8), RECORD, ["ema-changes"]),
         (Ema(decay=0.9, warmup=True), RECORD, ["ema-changes"]),
+        (Ema(decay=0.9, ramp=5), RECORD, ["ema-changes"]),  # a record from before there were ramps
+        (Ema(decay=0.9, buffers=True), RECORD | {"ramp": None, "buffers": True}, []),
     ],
 )
 def test_what_a_resume_says(job, record, slugs):

@@ -160,3 +160,28 @@ def test_an_optimizer_step_equals_torchs_plain_one(name):
             opt.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_group_may_begin_the_warmup_at_a_rate_of_its_own():
+    groups = [{"lr_scale": 1.0, "warmup_lr": 0.1}, {"lr_scale": 0.5}]
+    made = schedule("linear")
+    for step in range(WARMUP):
+        share = (step + 1) / WARMUP
+        assert made.group_lr(groups[0], step) == pytest.approx(0.1 + (PEAK - 0.1) * share)
+        assert made.group_lr(groups[1], step) == pytest.approx(0.5 * PEAK * share)
+    for step in (WARMUP, TOTAL - 1):
+        assert made.group_lr(groups[0], step) == made.lr_at(step)
+
+
+def test_the_momentum_of_sgd_may_rise_in_the_warmup():
+    job = ScheduleJob(name="constant", warmup=parse_interval("10 steps"), warmup_momentum=0.8)
+    made = Schedule(job, peak_lr=PEAK, warmup_steps=10, total_steps=50, momentum=0.937)
+    kinds = [Optimizer(name="sgd", momentum=0.937), Optimizer(name="adamw")]
+    sgd, adamw = (make_optimizer(Recipe(Options()), two_layers(), job, PEAK) for job in kinds)
+    seen = []
+    for step in (0, 4, 9, 30):
+        made.apply(sgd, step)
+        made.apply(adamw, step)
+        seen.append(sgd.param_groups[0]["momentum"])
+    assert seen == pytest.approx([0.8 + 0.0137, 0.8 + 0.0685, 0.937, 0.937])
+    assert "momentum" not in adamw.param_groups[0]

@@ -105,6 +105,27 @@ def test_several_terms_with_late_weights_are_a_finding():
     assert "fit, size" in finding.why
 
 
+def test_several_terms_may_share_one_late_weight(kind):
+    class Shared(Sums):
+        def loss(self, model, batch, keys):
+            total, weight = model(batch).square().sum(), torch.tensor(float(len(batch)))
+            return {"most": Term(0.75 * total, weight), "rest": Term(0.25 * total, weight)}
+
+    model, step = make(Shared(Options()), kind=kind)
+    result = step.run(make_input([1, 3], None))
+    assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT)
+    assert result.sums["most"].item() == pytest.approx(3 * result.sums["rest"].item())
+
+
+@pytest.mark.parametrize("weights", [{"*": 4.0}, None])
+def test_a_gain_multiplies_gradients_and_not_what_is_shown(weights, kind):
+    model, step = make(kind=kind)
+    step._gain = 3.0
+    result = step.run(make_input([2, 2], weights))
+    assert model.weight.item() == pytest.approx(1 - 0.01 * 3 * GRADIENT)
+    assert result.sums["fit"].item() == pytest.approx(85)
+
+
 def test_a_term_that_weight_does_not_name_is_a_finding():
     _, step = make()
     with pytest.raises(UserError) as caught:

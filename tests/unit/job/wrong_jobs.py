@@ -267,6 +267,12 @@ _RULES = (
     ("both lengths", GOOD + "steps: 50\n", ("two-lengths",), ("10", "50", "job.yaml:2", ":4")),
     ("no length", "recipe: digits\nglobal_batch_size: 64\n", ("no-length",), ("epochs: 10",)),
     ("both batches", GOOD + "batch_per_gpu: 8\n", ("two-batches",), ("64", "8", ":3", ":4")),
+    (
+        "two ways for the decay to rise",
+        GOOD + "ema: {decay: 0.9, warmup: true, ramp: 5}\n",
+        ("exclusive-keys",),
+        ("ema.warmup", "ema.ramp", ":4"),
+    ),
     ("no batch", "recipe: digits\nepochs: 1\n", ("no-batch",), ("global_batch_size: 64",)),
     (
         "three rules at once",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.job import Interval
-from phalanx.planner.learning_rate import choose_warmup, in_steps, scale_lr
+from phalanx.planner.learning_rate import choose_warmup, in_steps, lr_findings, scale_lr
 from phalanx.planner.scaling import scaling_table
 
 
@@ -106,3 +106,18 @@ def test_an_interval_of_epochs_is_at_least_one_step(count, steps_per_epoch):
     steps = in_steps(interval, total_steps=10_000, steps_per_epoch=steps_per_epoch)
     assert steps >= 1
     assert abs(steps - count * steps_per_epoch) <= 1
+
+
+def test_a_rate_of_sgd_under_adamw_is_said(make_job):
+    # 0.01 for 64 is a rate of SGD; sixteen GPUs make 0.04 of it.
+    scaled = {"lr": 0.01, "lr_batch": 64, "lr_rule": "linear"}
+    for name, slugs in (("adamw", ["adamw-rate"]), ("sgd", [])):
+        job = make_job(global_batch_size=256, optimizer={**scaled, "name": name})
+        found = lr_findings(job, scale_lr(job, 256))
+        assert [finding.slug for finding in found] == slugs
+    job = make_job(global_batch_size=256, optimizer=scaled)
+    (finding,) = lr_findings(job, scale_lr(job, 256))
+    assert "0.04" in finding.what
+    assert "0.01 x 256/64" in finding.why
+    assert "--lr 0.001" in finding.fix
+    assert finding.severity == "warning"

@@ -1,0 +1,156 @@
+"""Tables of what run_gpu.py and learning.py measured, set beside what was asked for.
+
+    python benchmarks/detection/report.py detection.jsonl learning.jsonl [--write]
+
+A later line of a contestant replaces an earlier one. `--write` puts the tables into
+benchmarks/results/.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[1] / "results"
+LABELS = {
+    "phalanx": "**Phalanx**, no flags",
+    "phalanx-eager": "Phalanx, `--fast off`",
+    "phalanx-compiled": "Phalanx, `compile=on`",
+    "ultralytics": "Ultralytics' trainer",
+    "ultralytics-free": "Ultralytics' trainer, deterministic=False",
+    "ultralytics-compiled": "Ultralytics' trainer, compile=True",
+    "compute": "compute alone: Ultralytics' model and loss, eager",
+    "loading": "loading alone: Phalanx's data, 16 processes",
+}
+TIMES = 1.3  # of Ultralytics' images a second at a batch of 64
+NO_WORSE = 0.02  # mAP50-95 that Phalanx may be behind
+GIB = 2**30
+# Student's t for 95 %, two-sided, by degrees of freedom.
+T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def read(files):
+    return [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
+
+
+def speed_tables(records):
+    """One table for each batch."""
+    works = {}
+    for record in records:
+        works.setdefault(record["batch"], {})[record["contestant"]] = record
+    for batch, found in sorted(works.items()):
+        yield f"## yolo11n, 640 pixels, batch {batch}"
+        yield ""
+        yield "| what | images/s | slowest to quickest window | peak memory |"
+        yield "|---|--:|--:|--:|"
+        measured = {name: r for name, r in found.items() if "samples_per_s" in r}
+        for name, record in sorted(measured.items(), key=lambda pair: -pair[1]["samples_per_s"]):
+            memory = record.get("memory_bytes")
+            spread = f"{record['slowest']:,.0f} to {record['quickest']:,.0f}"
+            told = f"{memory / GIB:.2f} GiB" if memory else ""
+            yield f"| {LABELS[name]} | {record['samples_per_s']:,.0f} | {spread} | {told} |"
+        yield ""
+        yield from judge_speed(batch, measured)
+        for name, record in found.items():
+            if "error" in record:
+                yield f"- {LABELS[name]} failed: {' '.join(record['error'].split())[-300:]}"
+        yield ""
+
+
+def judge_speed(batch, measured):
+    ours = measured.get("phalanx", {}).get("samples_per_s")
+    for name in ("ultralytics", "ultralytics-free", "ultralytics-compiled"):
+        theirs = measured.get(name, {}).get("samples_per_s")
+        if not ours or not theirs:
+            continue
+        asked = ""
+        if batch == 64 and name == "ultralytics":
+            judged = "reached" if ours / theirs >= TIMES else "**not reached**"
+            asked = f", asked at least {TIMES}: {judged}"
+        yield f"- times {LABELS[name]}: {ours / theirs:.2f}{asked}"
+
+
+def learning_table(records):
+    """mAP of each contestant over the seeds, and the difference with its interval."""
+    found = {}
+    for record in records:
+        found.setdefault(record["contestant"], {})[record["seed"]] = record
+    work = records[-1]["work"]
+    yield (
+        f"## What is learned: {work['images']} generated images of {work['size']} pixels, "
+        f"{work['epochs']} epochs, batch {work['batch']}"
+    )
+    yield ""
+    yield "| what | seeds | mAP50-95 | mAP50 |"
+    yield "|---|--:|--:|--:|"
+    names = {"phalanx-1": "Phalanx, 1 rank", "phalanx-2": "Phalanx, 2 ranks",
+             "ultralytics": "Ultralytics' trainer"}  # fmt: skip
+    for name, label in names.items():
+        if name in found:
+            row = [_spread([r[key] for r in found[name].values()]) for key in ("mAP50-95", "mAP50")]
+            yield f"| {label} | {len(found[name])} | {' | '.join(row)} |"
+    yield ""
+    for name in ("phalanx-1", "phalanx-2"):
+        if name in found and "ultralytics" in found:
+            yield from judge_learning(names[name], found[name], found["ultralytics"])
+    yield ""
+
+
+def _spread(values):
+    deviation = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{deviation}"
+
+
+def judge_learning(label, ours, theirs):
+    """Welch's interval of the difference of the means."""
+    one, other = ([r["mAP50-95"] for r in found.values()] for found in (ours, theirs))
+    difference = statistics.mean(one) - statistics.mean(other)
+    if min(len(one), len(other)) < 2:
+        yield f"- {label} less Ultralytics: {difference:+.3f} mAP50-95; one seed has no interval"
+        return
+    parts = [statistics.variance(v) / len(v) for v in (one, other)]
+    free = sum(parts) ** 2 / max(
+        sum(p**2 / (len(v) - 1) for p, v in zip(parts, (one, other), strict=True)), 1e-18
+    )
+    half = T95[max(1, min(9, math.floor(free)))] * math.sqrt(sum(parts))
+    if difference - half >= -NO_WORSE:
+        judged = "shown"
+    elif difference >= -NO_WORSE:
+        judged = "the mean is, the interval is too wide to show it"
+    else:
+        judged = "**not reached**"
+    yield (
+        f"- {label} less Ultralytics: {difference:+.3f} mAP50-95, 95% interval "
+        f"{difference - half:+.3f} to {difference + half:+.3f}; asked no worse than -{NO_WORSE}: "
+        f"{judged}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    records = read(arguments.files)
+    learned = [record for record in records if "mAP50-95" in record]
+    speeds = [record for record in records if "batch" in record and "seed" not in record]
+    about = records[-1]["about"]
+    lines = ["# Detection beside Ultralytics' own trainer", ""]
+    lines += [f"- {key}: {value}" for key, value in about.items()]
+    lines.append("")
+    if speeds:
+        lines += speed_tables(speeds)
+    if learned:
+        lines += learning_table(learned)
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text)
+    if arguments.write:
+        kind = "gpu" if speeds else "cpu"
+        path = RESULTS / f"{about['date'][:10]}-detection-{kind}.md"
+        path.write_text(text)
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Object detection with Ultralytics' models."""
