@@ -72,7 +72,7 @@ class Schedule(Strict):
     warmup: Literal["auto"] | Every = "auto"
     """Linear rise from 0: `auto`, `500 steps`, `5 epochs` or `5%`."""
     warmup_momentum: float | None = Field(default=None, ge=0, lt=1)
-    """SGD's momentum at the beginning of the warm-up, from which it rises to `optimizer.momentum`.
+    """SGD's momentum at the beginning of the warm-up, from which it rises to what it is afterwards.
     `null`: the same momentum all the time."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """What the rate falls towards, as a fraction of the peak rate."""

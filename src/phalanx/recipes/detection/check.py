@@ -52,15 +52,20 @@ def _wrong_lines(
     kind: str, faults: list[Fault], split: Split, file: Path, names: dict[int, str]
 ) -> Finding:
     what, rule = _WRONG[kind]
-    slug = "detection-classes" if kind == "class" else "detection-labels"
-    fix = f"sed -n '{_line_of(faults[0])}p' {_file_of(faults[0])}; then mend it"
+    what = f"{len(faults):,} {what} in {split}: {name_places(faults)}"
+    why = f"the first: {faults[0].detail}; {rule}"
     if kind == "class":
-        fix = f"name all classes in {file} ({len(names)} now), or mend the labels"
+        return Finding(
+            slug="detection-classes",
+            what=what,
+            why=why,
+            fix=f"name all classes in {file} ({len(names)} now), or mend the labels",
+        )
     return Finding(
-        slug=slug,
-        what=f"{len(faults):,} {what} in {split}: {name_places(faults)}",
-        why=f"the first: {faults[0].detail}; {rule}",
-        fix=fix,
+        slug="detection-labels",
+        what=what,
+        why=why,
+        fix=f"sed -n '{_line_of(faults[0])}p' {_file_of(faults[0])}; then mend it",
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,14 +81,7 @@ def _read(path: Path) -> nn.Module:
 
     try:
         content, _ = torch_safe_load(path, safe_only=True)
-    except (
-        TypeError,
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        OSError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # whatever a damaged file leads the reader to
         raise UserError(_not_read(path, error)) from error
     model = (content.get("ema") or content.get("model")) if isinstance(content, dict) else None
     if not isinstance(model, nn.Module) or not isinstance(getattr(model, "yaml", None), dict):
