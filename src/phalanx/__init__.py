@@ -1,8 +1,8 @@
 """Phalanx trains any PyTorch model on every GPU you have.
 
 `phalanx.check()`, `phalanx.plan(job)`, `phalanx.estimate(job)`, `phalanx.train(job)`,
-`phalanx.launch(script)`, `phalanx.doctor(run)`, `phalanx.verify(job)`, `phalanx.bench(job)` and
-`phalanx.export(run)` are the commands of the same names.
+`phalanx.launch(script)`, `phalanx.doctor(run)`, `phalanx.verify(job)`, `phalanx.bench(job)`,
+`phalanx.evaluate(run)` and `phalanx.export(run)` are the commands of the same names.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api import (
         Bench,
+        Benchmark,
         Diagnosis,
         Estimate,
+        Evaluated,
         Export,
         Result,
         ScriptResult,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         check,
         doctor,
         estimate,
+        evaluate,
         export,
         launch,
         plan,
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bench",
+    "Benchmark",
     "Diagnosis",
     "Estimate",
+    "Evaluated",
     "Export",
     "Result",
     "ScriptResult",
@@ -41,6 +46,7 @@ __all__ = [
     "check",
     "doctor",
     "estimate",
+    "evaluate",
     "export",
     "launch",
     "plan",

@@ -1,5 +1,5 @@
 """Phalanx from Python: `check`, `plan`, `estimate`, `train`, `launch`, `verify`, `bench`,
-`export`."""
+`evaluate`, `export`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.launch.bench import Bench
 from phalanx.launch.bench import bench as _measure
+from phalanx.launch.benchmark import Benchmark, benchmark_trained
 from phalanx.launch.estimate import STEPS, Estimate, estimate_job
-from phalanx.launch.export import Export, export_run
+from phalanx.launch.evaluate import Evaluated, evaluate_trained
+from phalanx.launch.export import Export, Settings, export_trained
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Source, other_machine, prepare
 from phalanx.launch.script import ScriptRequest, prepare_script
@@ -27,8 +29,10 @@ from phalanx.run.directory import find_run
 
 __all__ = [
     "Bench",
+    "Benchmark",
     "Diagnosis",
     "Estimate",
+    "Evaluated",
     "Export",
     "Result",
     "ScriptResult",
@@ -37,6 +41,7 @@ __all__ = [
     "check",
     "doctor",
     "estimate",
+    "evaluate",
     "export",
     "launch",
     "plan",
@@ -156,23 +161,61 @@ def bench(
     return _measure(job, _overrides(overrides, keys), micro_batches=micro_batches)
 
 
+def evaluate(
+    model: str | Path | None = None,
+    *overrides: str,
+    benchmark: Benchmark | str | None = None,
+    checkpoint: str | int = "best",
+    weights: str | None = None,
+    recipe: str | None = None,
+    output: str | Path = "runs",
+    **keys: Any,
+) -> Evaluated:
+    """How good a trained model is on its test split, or in a closed-loop benchmark: a run (the
+    newest if none is named), a checkpoint folder, a file of weights or an ONNX file.
+
+    `evaluate("runs/first").metrics`, `evaluate(run, benchmark=Benchmark("reach", episodes=50))`;
+    raises UserError."""
+    which: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "weights": weights,
+        "recipe": recipe,
+        "output": Path(output),
+    }
+    reference = str(model) if model is not None else None
+    if benchmark is None:
+        return evaluate_trained(reference, _overrides(overrides, keys), **which)
+    asked = Benchmark(benchmark) if isinstance(benchmark, str) else benchmark
+    return benchmark_trained(reference, _overrides(overrides, keys), benchmark=asked, **which)
+
+
 def export(
-    run: str | Path | None = None,
-    *,
+    model: str | Path | None = None,
+    *overrides: str,
     to: str = "safetensors",
+    half: bool = False,
+    int8: bool = False,
+    dynamic: bool = False,
+    batch: int = 1,
+    opset: int | None = None,
     checkpoint: str | int = "best",
     out: str | Path | None = None,
     weights: str | None = None,
+    recipe: str | None = None,
     output: str | Path = "runs",
+    **keys: Any,
 ) -> Export:
-    """Write a checkpoint of a run (the newest if none is named) as files that other tools read.
-    `export("runs/first", to="safetensors").files`; raises UserError."""
-    return export_run(
-        str(run) if run is not None else None,
+    """Write a trained model (the newest run's if none is named) as files that other tools read and
+    run. `export("runs/first", to="onnx", dynamic=True).compared`; raises UserError."""
+    return export_trained(
+        str(model) if model is not None else None,
+        _overrides(overrides, keys),
         form=to,
+        settings=Settings(half=half, int8=int8, dynamic=dynamic, batch=batch, opset=opset),
         checkpoint=str(checkpoint),
         out=Path(out) if out is not None else None,
         weights=weights,
+        recipe=recipe,
         output=Path(output),
     )
 

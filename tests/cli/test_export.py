@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from phalanx.engine.worker import run_worker
 from phalanx.errors import UserError
-from phalanx.launch.export import export_run
+from phalanx.launch.export import export_trained
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, averages, make_run, outcomes, weights
@@ -29,6 +29,7 @@ def trained(tmp_path_factory):
     run = make_run(
         folder,
         ranks=1,
+        threads=1,
         recipe=RECIPE,
         name="first",
         ema={"decay": 0.9},
@@ -94,21 +95,21 @@ def test_what_is_not_there_is_said_with_what_is(run, ask_here):
     assert "did you mean `doubled`?" in answer.err
     answer = run_cli("export", str(run.path), "--checkpoint", "7")
     assert "holds 12, 8, 4" in answer.err
-    assert slugs_of(lambda: export_run(str(run.path), weights="both")) == ["unknown-weights"]
-    assert slugs_of(lambda: export_run(str(run.path / "nowhere"))) == ["no-run"]
+    assert slugs_of(lambda: export_trained(str(run.path), weights="both")) == ["unknown-weights"]
+    assert slugs_of(lambda: export_trained(str(run.path / "nowhere"))) == ["no-run"]
     assert not run.exports.exists() or not any(run.exports.iterdir())
 
 
 def test_a_damaged_checkpoint_is_never_exported(run, ask_here):
     (run.checkpoints / "checkpoint-12" / "model.safetensors").write_bytes(b"half")
-    done = export_run(str(run.path), checkpoint="latest")
+    done = export_trained(str(run.path), checkpoint="latest")
     assert done.checkpoint.name == "checkpoint-8"
     assert [finding.slug for finding in done.findings] == ["checkpoint-damaged"]
     for call in (
-        lambda: export_run(str(run.path), checkpoint="12"),
-        lambda: export_run(str(run.checkpoints / "checkpoint-12")),
+        lambda: export_trained(str(run.path), checkpoint="12"),
+        lambda: export_trained(str(run.checkpoints / "checkpoint-12")),
     ):
         assert slugs_of(call) == ["checkpoint-damaged"]
     for step in (4, 8, 12):
         shutil.rmtree(run.checkpoints / f"checkpoint-{step}")
-    assert slugs_of(lambda: export_run(str(run.path))) == ["no-checkpoint"]
+    assert slugs_of(lambda: export_trained(str(run.path))) == ["no-checkpoint"]

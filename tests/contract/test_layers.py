@@ -17,7 +17,7 @@ LAYERS = {
     "diagnose": 3,
     "launch": 4,
     "engine": 4,
-    "export": 5,
+    "exporter": 5,
     "watch": 6,
     "recipes": 6,
     "cli": 7,
@@ -27,7 +27,7 @@ LAYERS = {
 }
 
 TORCH_LAZY = ("recipe/tensors.py",)
-TORCH_ALLOWED = ("engine/", "export/", "recipes/", "machine/torch_probe.py", *TORCH_LAZY)
+TORCH_ALLOWED = ("engine/", "exporter/", "recipes/", "machine/torch_probe.py", *TORCH_LAZY)
 
 
 def layer_of(path: Path) -> str:

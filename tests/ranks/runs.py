@@ -1,6 +1,7 @@
 """Makes and runs run directories without the command line: the same plan, the same worker."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from phalanx.engine.worker import run_worker
 from phalanx.job import load_job
 from phalanx.launch.prepare import Prepared, open_run
 from phalanx.machine import Machine
-from phalanx.planner.plan import Plan
+from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.solve import solve_plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
@@ -43,13 +44,16 @@ def machine():
     return Machine.from_json(json.loads(text))
 
 
-def make_run(folder, *, ranks, **changes):
-    """A run directory ready for its ranks."""
+def make_run(folder, *, ranks, threads=None, **changes):
+    """A run directory ready for its ranks. The machine of the fixture has many cores: a model whose
+    operators take several threads is given as many as are here."""
     job = load_job({**BASE, "output": str(folder), "devices": {"cpu": ranks}, **changes}).job
     trace, findings = trace_recipe(job.recipe, job.options)
     assert trace is not None, findings
     job = job.model_copy(update={"options": trace.options})
     plan, findings = solve_plan(job, machine(), trace)
+    if threads is not None:
+        plan = replace(plan, threads=Decision(threads, "the test's"))
     with open_run(Prepared(job, machine(), trace, plan, findings)) as run:
         return run
 

@@ -1,4 +1,4 @@
-"""`phalanx export`: a checkpoint as files that other tools read."""
+"""`phalanx export`: a trained model as files that other tools read and run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,45 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[
+    model: Annotated[
         str | None,
-        typer.Argument(help="A run directory, its name, or a checkpoint; default: the newest run."),
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|WEIGHTS",
+            help="A run directory or its name, a checkpoint folder, or a file of weights: "
+            ".safetensors, .pt; default: the newest run.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys."),
     ] = None,
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="FORM",
-            help="`safetensors` (the weights under the model's names), or a form of the recipe.",
+            help="`safetensors` (the weights), `onnx`, `torchscript`, `tensorrt`, or a form of the "
+            "recipe.",
         ),
     ] = "safetensors",
+    half: Annotated[bool, typer.Option("--half", help="In fp16; takes and gives fp32.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="In int8, calibrated with train samples.")
+    ] = False,
+    dynamic: Annotated[
+        bool,
+        typer.Option("--dynamic", help="For any batch size, and any length the recipe names."),
+    ] = False,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Samples at a time; with --dynamic the usual.")
+    ] = 1,
+    opset: Annotated[
+        int | None, typer.Option("--opset", min=18, help="Of ONNX; default: torch's own.")
+    ] = None,
     checkpoint: Annotated[
         str,
         typer.Option(
-            "--checkpoint", metavar="best|latest|N", help="Which one: `best`, `latest` or a step."
+            "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
         ),
     ] = "best",
     out: Annotated[
@@ -39,7 +62,15 @@ def export(
         typer.Option(
             "--weights",
             metavar="raw|average",
-            help="The weights or their average; default: what was evaluated.",
+            help="The weights or their average; default: what training evaluated.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="The recipe of weights that do not say it, or where it is on this machine.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
@@ -49,35 +80,41 @@ def export(
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> int:
-    """Write a checkpoint of a run as files that other tools read.
+    """Write a trained model as files that other tools read and run.
 
-    Every recipe has the form `safetensors`; `phalanx recipes show NAME` lists the others. The
-    folder appears whole or not at all, and nothing that is there is overwritten.
+    What runs is run here on real samples and compared with PyTorch, output by output; its size and
+    speed are shown. `phalanx recipes show NAME` lists further forms of a recipe. The folder appears
+    whole or not at all, and nothing that is there is overwritten.
 
-    Examples: phalanx export | phalanx export runs/first --to safetensors --checkpoint latest
+    Examples: phalanx export | phalanx export runs/first --to onnx --dynamic | phalanx export
+    runs/first --to onnx --int8 | phalanx export best.pt --recipe digits --to torchscript
     """
     from phalanx.cli import console
-    from phalanx.launch.export import export_run
+    from phalanx.errors import ExitCode
+    from phalanx.launch.export import Settings, export_trained
 
-    with console.working("reading the checkpoint and writing"):
-        done = export_run(
-            run, form=to, checkpoint=checkpoint, out=out, weights=weights, output=output
+    if model is not None and "=" in model:
+        overrides, model = [model, *(overrides or [])], None
+    with console.working("reading the weights") as say:
+        done = export_trained(
+            model,
+            overrides or (),
+            form=to,
+            settings=Settings(half=half, int8=int8, dynamic=dynamic, batch=batch, opset=opset),
+            checkpoint=checkpoint,
+            out=out,
+            weights=weights,
+            recipe=recipe,
+            output=output,
+            say=say,
         )
+    code = ExitCode.OK if done.is_complete else ExitCode.MACHINE
     if as_json:
-        console.say_json(
-            {
-                "folder": str(done.folder),
-                "form": done.form,
-                "checkpoint": str(done.checkpoint),
-                "weights": done.weights,
-                "files": done.files,
-                "findings": [finding.to_json() for finding in done.findings],
-            }
-        )
-        return 0
+        console.say_json(done.to_json())
+        return int(code)
     console.show_findings(done.findings)
     _show(done)
-    return 0
+    return int(code)
 
 
 def _show(done: Export) -> None:
@@ -85,17 +122,65 @@ def _show(done: Export) -> None:
     from phalanx.errors import format_bytes
 
     folder = console.short_path(done.folder)
-    what = "averaged weights" if done.weights == "average" else "weights"
-    console.say(f"{done.form} of {done.checkpoint.name} ({what})")
+    console.say(f"{done.form} of {done.title}")
     console.table(
         [(str(folder / name), format_bytes(size)) for name, size in done.files.items()],
         header=("wrote", "size"),
         right=(1,),
     )
+    if done.compared:
+        _show_compared(done)
+    if done.metrics:
+        before, after = done.metrics["before"], done.metrics["after"]
+        console.table(
+            [
+                (name, f"{before[name]:.6g}", f"{value:.6g}", f"{value - before[name]:+.3g}")
+                for name, value in after.items()
+                if name in before
+            ],
+            header=("test split", "PyTorch", "int8", "change"),
+            right=(1, 2, 3),
+        )
+    _show_next(done, folder)
+
+
+def _show_compared(done: Export) -> None:
+    from phalanx.cli import console
+
+    compared = done.compared
+    console.table(
+        [
+            (
+                row["output"],
+                " x ".join(map(str, row["shape"])),
+                f"{row['largest']:g} differ" if row["is_count"] else f"{row['largest']:.2g}",
+                "-" if row["limit"] is None else f"{row['limit']:.2g}",
+            )
+            for row in compared["differences"]
+        ],
+        header=("output", "shape", "largest difference", "allowed"),
+        right=(2, 3),
+    )
+    console.say(
+        f"compared with PyTorch in fp32 on {compared['samples']} real samples; "
+        f"a batch of {compared['batch']}: {compared['torch_ms']:.3g} ms in PyTorch, "
+        f"{compared['exported_ms']:.3g} ms in {compared['runtime']} ({compared['device']})"
+    )
+
+
+def _show_next(done: Export, folder: Path) -> None:
+    from phalanx.cli import console
+
     command, meaning = f"phalanx recipes show {done.recipe}", "what this form is, and the others"
     if done.form == "safetensors":
         command = f"phalanx train {done.recipe} init_from={folder / 'model.safetensors'}"
         meaning = "start another run from these weights"
+    elif "model.onnx" in done.files:
+        command = f"phalanx evaluate {folder / 'model.onnx'}"
+        meaning = "the metrics of this file on the test split"
+    elif done.form == "torchscript":
+        command = f"python -c \"import torch; torch.jit.load('{folder / 'model.torchscript'}')\""
+        meaning = "it loads without the recipe"
     console.say("next:")
     console.say(f"  {command}")
     console.say(f"      {meaning}", style="dim")

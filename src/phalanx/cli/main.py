@@ -12,6 +12,7 @@ from phalanx.cli import (
     check,
     doctor,
     estimate,
+    evaluate,
     explain,
     export,
     import_,
@@ -47,6 +48,7 @@ app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
+app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(slurm.app, name="slurm")
 app.add_typer(remote.app, name="remote")

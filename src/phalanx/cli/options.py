@@ -16,13 +16,16 @@ _OVERRIDES = typer.Argument(
     metavar="KEY=VALUE", help="Job keys (`optimizer.lr=0.01`) and options of the recipe."
 )
 
+GPUS = typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
+CPU = typer.Option("--cpu", help="On N CPU processes.")
+
 # name -> (type, option); the order is the order in --help.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "config": (
         str | None,
         typer.Option("--config", metavar="PRESET", help="A preset of the recipe: `preset=PRESET`."),
     ),
-    "gpus": (str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")),
+    "gpus": (str | None, GPUS),
     "cpu": (int | None, typer.Option("--cpu", help="Train on N CPU processes.")),
     "backend": (
         str | None,

@@ -60,6 +60,8 @@ def show(name: Annotated[str, _NAME]) -> int:
         console.table(about, header=("preset", "meaning"))
     if recipe.export_forms:
         console.table(recipe.export_forms.items(), header=("phalanx export --to", "meaning"))
+    if recipe.benchmarks:
+        console.table(recipe.benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
     return 0
 
 

@@ -2,7 +2,7 @@
 `python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
 `python -m phalanx.engine joined [RECORD]` is a rank among those that torchrun has started,
 `python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is,
-`python -m phalanx.engine export REQUEST RESULT` writes a checkpoint for other tools."""
+`python -m phalanx.engine benchmark REQUEST RESULT` runs a trained model in the loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(argv: list[str]) -> int:
 
         run_trace(Path(argv[1]), Path(argv[2]))
         return 0
-    if argv[0] == "export":
-        from phalanx.engine.exporting import run_export
+    if argv[0] == "benchmark":
+        from phalanx.engine.benchmarking import run_benchmark
 
-        run_export(Path(argv[1]), Path(argv[2]))
+        run_benchmark(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "joined":
         from phalanx.engine.joined import run_joined

@@ -222,6 +222,9 @@ class Assembly:
         return fetched
 
     def _settle(self, say: Callable[[str], None]) -> None:
+        if self.plan.evaluated is not None and self._compiler is None:
+            return  # no gradient is reduced, and nothing is compared
+
         def run_backward(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
             sums = self._plain_step.discard(micro_batch)
             self.terms = list(sums)

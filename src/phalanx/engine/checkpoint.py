@@ -27,6 +27,7 @@ from phalanx.engine.tensor_file import (
 )
 from phalanx.errors import UserError
 from phalanx.run.checkpoints import (
+    EMA_FILE,
     MODEL_FILE,
     STATE_FILE,
     SavedCheckpoint,
@@ -38,7 +39,6 @@ from phalanx.run.checkpoints import (
 from phalanx.run.directory import write_atomic
 
 OPTIMIZER_FILE = "optimizer.safetensors"
-EMA_FILE = f"ema/{MODEL_FILE}"
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,10 @@ class Evaluator:
         prefetch: int,
         seed: int,
         weights: Callable[[], AbstractContextManager[object]] = nullcontext,
+        has_samples: bool = True,
     ) -> None:
         """Inside `weights()` the model has the weights that are to be evaluated."""
+        self._has_samples = has_samples and type(recipe).samples is not Recipe.samples
         self._weights = weights
         self._recipe = recipe
         self._strategy = strategy
@@ -119,7 +121,7 @@ class Evaluator:
             return [], [_not_drawn(self._recipe, error)]
 
     def _make_samples(self) -> Sequence[Sample | Media]:
-        if type(self._recipe).samples is Recipe.samples:
+        if not self._has_samples:
             return []
         with torch.no_grad(), self._strategy.precision.autocast():
             return self._strategy.samples()

@@ -1,4 +1,5 @@
-"""What a recipe writes for other tools: beside each checkpoint, at the end, and when asked.
+"""What a recipe writes for other tools: beside each checkpoint and at the end. What is written when
+asked for is the package `exporter`.
 
 A recipe writes into a folder of its own and gets tensors that are read when it looks them up, so
 that exporting needs the memory of what the recipe holds at a time. What fails here is said and
@@ -14,18 +15,17 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from phalanx.engine.checkpoint import EMA_FILE
-from phalanx.engine.shards import Shard
-from phalanx.engine.tensor_file import TensorFile, write_tensors
-from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.engine.failure import own_line
+from phalanx.engine.tensor_file import TensorFile
+from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.load import load_recipe
 from phalanx.run.checkpoints import (
+    EMA_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
     STATE_FILE,
@@ -34,9 +34,6 @@ from phalanx.run.checkpoints import (
 )
 from phalanx.run.directory import RunDirectory, new_folder
 from phalanx.run.events import EventWriter
-
-PLAIN_FORM = "safetensors"
-"""The form that every recipe has: the weights of a checkpoint in one file."""
 
 
 class CheckpointTensors(Mapping[str, Tensor]):
@@ -60,14 +57,6 @@ class CheckpointTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
-    def write(self, path: Path) -> None:
-        """All of them in one file, which `load_state_dict` takes: tied weights under every name."""
-        if len(set(self._stored.values())) == len(self):
-            shutil.copyfile(self._path, path)
-            return
-        shards = {name: Shard(tensor, tuple(tensor.shape)) for name, tensor in self.items()}
-        write_tensors(path, shards)
-
 
 def is_average_used(job: Job) -> bool:
     """Whether the weights that are evaluated, and then exported, are the average."""
@@ -90,7 +79,7 @@ def export_beside(recipe: Recipe, checkpoint: Path, *, is_average: bool) -> list
                 path.rename(checkpoint / path.name)
         return [_name_taken(recipe, path.name) for path in taken]
     except Exception as error:
-        found = _findings_of(error, recipe, "checkpoint")
+        found = findings_of_error(error, recipe, "checkpoint")
         return [replace(finding, severity="warning") for finding in found]
     finally:
         shutil.rmtree(apart, ignore_errors=True)
@@ -129,91 +118,42 @@ def export_final(run: RunDirectory, job: Job, events: EventWriter) -> None:
         events.write("finding", finding=finding.to_json())
 
 
-def run_export(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, checkpoint, form, folder, is_average}` with `{findings}`;
-    never raises for the user's mistakes."""
-    request = json.loads(request_file.read_text(encoding="utf-8"))
-    findings = export_checkpoint(
-        request["recipe"],
-        request["options"],
-        checkpoint=Path(request["checkpoint"]),
-        form=request["form"],
-        folder=Path(request["folder"]),
-        is_average=request["is_average"],
-    )
-    answer = {"findings": [finding.to_json() for finding in findings]}
-    result_file.write_text(json.dumps(answer), encoding="utf-8")
-
-
-def export_checkpoint(
-    spec: str,
-    options: dict[str, Any],
-    *,
-    checkpoint: Path,
-    form: str,
-    folder: Path,
-    is_average: bool,
-) -> list[Finding]:
-    """Write a checkpoint in one of the recipe's forms; returns what is wrong."""
-    try:
-        recipe = load_recipe(spec, options)
-    except UserError as error:
-        return error.findings
-    forms = {PLAIN_FORM, *recipe.export_forms}
-    if form not in forms:
-        known = ", ".join(sorted(forms))
-        return [
-            Finding(
-                slug="unknown-form",
-                what=f"the recipe has no form `{form}`{did_you_mean(form, forms)}",
-                why=f"recipe = {spec}; its forms: {known}",
-                fix=" or ".join(f"--to {name}" for name in sorted(forms)),
-            )
-        ]
-    tensors = CheckpointTensors(checkpoint, is_average=is_average)
-    return _write_folder(recipe, tensors, folder, form)
-
-
 def _write_folder(
     recipe: Recipe, tensors: CheckpointTensors, folder: Path, form: str
 ) -> list[Finding]:
     """Make a folder whole or not at all."""
     try:
         with new_folder(folder) as temporary:
-            if form == PLAIN_FORM and form not in recipe.export_forms:
-                tensors.write(temporary / MODEL_FILE)
-            else:
-                recipe.export(tensors, temporary, form)
+            recipe.export(tensors, temporary, form)
             if not any(temporary.iterdir()):
-                raise UserError(_nothing_written(recipe, form))
+                raise UserError(nothing_written(recipe, form))
     except Exception as error:
-        return _findings_of(error, recipe, form)
+        return findings_of_error(error, recipe, form)
     return []
 
 
-def _findings_of(error: Exception, recipe: Recipe, form: str) -> list[Finding]:
+def findings_of_error(error: Exception, recipe: Recipe, form: str) -> list[Finding]:
+    """What stopped a form from being written."""
     if isinstance(error, UserError):
         return error.findings
     traceback.print_exception(error)  # into the rank's log
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename]
-    where = own[-1] if own else frames[-1]
     return [
         Finding(
             slug="export-failed",
             what=f"the form `{form}` was not written: {type(error).__name__}: {str(error)[:600]}",
-            why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
+            why=own_line(error),
             fix=f"mend {type(recipe).__name__}.export",
         )
     ]
 
 
-def _nothing_written(recipe: Recipe, form: str) -> Finding:
+def nothing_written(recipe: Recipe, form: str) -> Finding:
+    """A recipe that left its folder empty."""
     return Finding(
         slug="export-nothing",
         what=f"the recipe wrote no file for the form `{form}`",
         why=f"{type(recipe).__name__}.export(tensors, folder, {form!r}) left the folder empty",
-        fix=f"--to {PLAIN_FORM}",
+        fix="--to safetensors",
     )
 
 

@@ -71,14 +71,19 @@ def _loader_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
     )
 
 
-def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
+def own_line(error: BaseException) -> str:
+    """Where an error comes from: the last line outside of libraries is the one its author can
+    mend."""
     frames = traceback.extract_tb(error.__traceback__)
-    # The last line outside of libraries is the one its author can mend.
     own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename]
     where = own[-1] if own else frames[-1]
+    return f"{where.filename}:{where.lineno} in {where.name}: {where.line}"
+
+
+def _crash_finding(error: Exception, rank: int, run: RunDirectory) -> Finding:
     return Finding(
         slug="rank-crashed",
         what=f"rank {rank} failed: {type(error).__name__}: {str(error)[:800]}",
-        why=f"{where.filename}:{where.lineno} in {where.name}: {where.line}",
+        why=own_line(error),
         fix=f"read the whole traceback: `less {run.log_file(rank)}`",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from pickle import UnpicklingError  # what torch.load raises when it refuses a file
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,31 +38,31 @@ def load_initial_weights(
             raise ValueError(f"missing: {missing[:_SHOWN]}; unknown to the model: {extra[:_SHOWN]}")
         take_weights(strategy, shards, read)
     except UnpicklingError as error:
-        raise UserError(
-            Finding(
-                slug="init-unsafe",
-                what=f"`{path}` holds more than weights and is not opened",
-                why=first_line(error),
-                fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
-            )
-        ) from error
+        raise UserError(unsafe_file(path, error)) from error
     except Exception as error:
         raise UserError(
             Finding(
                 slug="init-weights",
                 what=f"the weights in `{path}` do not load into this model",
                 why=first_line(error),
-                fix="init_from: a checkpoint of the same recipe and options",
+                fix="init_from, or the file given: weights of the same recipe and options",
             )
         ) from error
     return _other_base(path, pretrained, strategy.model)
 
 
+def unsafe_file(path: Path, error: Exception) -> Finding:
+    """A file that would have to be executed to be read."""
+    return Finding(
+        slug="init-unsafe",
+        what=f"`{path}` holds more than weights and is not opened",
+        why=first_line(error),
+        fix="save the weights alone: safetensors.torch.save_file(model.state_dict(), path)",
+    )
+
+
 def _other_base(path: Path, pretrained: Pretrained, model: nn.Module) -> list[Finding]:
-    try:
-        state = json.loads((path.parent / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []  # no checkpoint
+    state = checkpoint_state(path)
     return [
         Finding(
             slug="init-base",
@@ -72,6 +73,18 @@ def _other_base(path: Path, pretrained: Pretrained, model: nn.Module) -> list[Fi
         )
         for finding in pretrained.changes(state.get(ELSEWHERE), model)
     ]
+
+
+def checkpoint_state(weights: Path) -> dict[str, Any]:
+    """What the checkpoint says that a file of weights, or of their average, lies in; empty where it
+    lies in none."""
+    for folder in (weights.parent, weights.parent.parent):
+        try:
+            state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            return state
+        except (OSError, ValueError):
+            continue
+    return {}
 
 
 def _name_ties(model: nn.Module, read: dict[str, Read]) -> None:
@@ -88,9 +101,14 @@ def _open_safetensors(path: Path) -> dict[str, Read]:
     return {name: reader(file, name) for name in file.names}
 
 
-def _open_torch(path: Path) -> dict[str, Read]:
+def read_torch_file(path: Path) -> dict[str, torch.Tensor]:
+    """The weights in a .pt file, by name; nothing in it is executed."""
     weights = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
-    weights = dict(weights.get("state_dict", weights.get("model", weights)))
+    return dict(weights.get("state_dict", weights.get("model", weights)))
+
+
+def _open_torch(path: Path) -> dict[str, Read]:
+    weights = read_torch_file(path)
 
     def copier(name: str, whole: torch.Tensor) -> Read:
         def read(shard: Shard) -> None:

@@ -43,6 +43,8 @@ class Counters:
     best: float | None = None
     best_step: int | None = None
     evaluated_step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What was found there: `phalanx evaluate` shows it beside what it finds."""
     evaluations_without_best: int = 0
     top: list[tuple[float, int]] = field(default_factory=list)
     """Metric and step of the best evaluations, the best first: `checkpoint.keep_best` of them."""
@@ -233,7 +235,7 @@ class Loop:
         how long ago the best was."""
         counters, name = self.counters, self.plan.metric.value
         value = evaluation.metrics.get(name)
-        counters.evaluated_step = counters.step
+        counters.evaluated_step, counters.metrics = counters.step, dict(evaluation.metrics)
         if value is None or not math.isfinite(value):
             counters.evaluations_without_best += 1
             return False, False

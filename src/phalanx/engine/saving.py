@@ -205,6 +205,9 @@ class Saving:
                 "ranks": self._process.world,
                 "plan_revision": self._plan.revision,
                 "identity": self._plan.identity,
+                # So that the folder alone is enough to evaluate and export it anywhere.
+                "job": self._job.model_dump(mode="json", exclude_unset=True),
+                "plan": self._plan.to_short_json(),
             },
             average=self.average,
             pretrained=self._pretrained,

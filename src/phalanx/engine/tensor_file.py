@@ -64,8 +64,10 @@ def part_of(shard: Shard) -> Part:
 class Layout:
     """Where each tensor lies in a file; the same on every rank."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    def __init__(
+        self, parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        entries: dict[str, object] = {"__metadata__": dict(metadata or {"format": "pt"})}
         position, places = 0, {}
         # Large elements first keeps every tensor aligned, as the reference implementation does.
         for name, part in sorted(
@@ -86,10 +88,12 @@ class Layout:
         self.num_bytes = len(self.header) + position
 
 
-def write_tensors(path: Path, shards: Mapping[str, Shard]) -> None:
+def write_tensors(
+    path: Path, shards: Mapping[str, Shard], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a whole file from one process."""
     parts = {name: part_of(shard) for name, shard in shards.items()}
-    layout = Layout(parts)
+    layout = Layout(parts, metadata)
     create_file(path, layout)
     write_parts(path, layout, parts)
 

@@ -81,8 +81,8 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
 
 
 def _is_kept(plan: Plan) -> bool:
-    """Whether a run is trained to be used, not to be measured or compared."""
-    return plan.measured_micro_batches is None and not plan.is_recorded
+    """Whether a run is trained to be used, not to be measured, compared or evaluated."""
+    return plan.measured_micro_batches is None and not plan.is_recorded and plan.evaluated is None
 
 
 def _work(
@@ -94,6 +94,10 @@ def _work(
     events: EventWriter,
     stop: StopRequest,
 ) -> dict[str, Any]:
+    if plan.evaluated is not None:
+        from phalanx.engine.evaluating import run_evaluation
+
+        return run_evaluation(job, plan, process, recipe, events)
     if plan.measured_micro_batches is None:
         return Worker(run, job, plan, process, recipe, events, stop).train()
     from phalanx.engine.bench import run_bench

@@ -15,20 +15,26 @@ from phalanx.launch.launcher import Launcher
 
 
 def ask_engine(
-    verb: str, question: dict[str, Any], *, timeout_s: float, launcher: Launcher | None = None
+    verb: str,
+    question: dict[str, Any],
+    *,
+    timeout_s: float,
+    launcher: Launcher | None = None,
+    uses_gpu: bool = False,
 ) -> tuple[dict[str, Any] | None, str]:
     """The answer to a question, or why there is none. A launcher that has begun answers it with the
-    torch that it imports anyway."""
+    torch that it imports anyway. `export` is answered by the package of that name."""
+    module = ["phalanx.exporter"] if verb == "export" else ["phalanx.engine", verb]
     with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
         request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
         request.write_text(json.dumps(question), encoding="utf-8")
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # nothing asked here touches a GPU
+        env = {**os.environ, **({} if uses_gpu else {"CUDA_VISIBLE_DEVICES": ""})}
         try:
             code = None
             if launcher is not None:
                 code = launcher.ask(verb, (request, result, said), env, timeout_s)
             if code is None:
-                argv = [sys.executable, "-m", "phalanx.engine", verb, str(request), str(result)]
+                argv = [sys.executable, "-m", *module, str(request), str(result)]
                 with said.open("wb") as output:
                     code = subprocess.run(
                         argv,

@@ -185,6 +185,8 @@ class Plan:
     measured_micro_batches: list[int] | None = None
     """Micro-batches that the ranks measure instead of training, for `bench`; empty: only the
     machine. None: they train."""
+    evaluated: str | None = None
+    """The file whose model the ranks evaluate instead of training, for `evaluate`."""
     identity: dict[str, Any]
     """What must be the same to resume this run: recipe, options, data, seed, batch, optimizer."""
 
@@ -218,6 +220,11 @@ class Plan:
             record[known.name] = value
         return record
 
+    def to_short_json(self) -> dict[str, Any]:
+        """Every choice, without what predictions are made of and what the machine had set."""
+        left_out = ("footprint", "forecast", "alternatives", "environment")
+        return {name: value for name, value in self.to_json().items() if name not in left_out}
+
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Plan:
         plain = {
@@ -241,6 +248,7 @@ class Plan:
             "is_from_memory",
             "is_recorded",
             "measured_micro_batches",
+            "evaluated",
             "identity",
         }
         known = {field.name for field in fields(cls)}

@@ -5,8 +5,11 @@ from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.interface import (
     Batch,
+    Benchmarked,
+    BenchmarkSettings,
     Data,
     Epoch,
+    Exported,
     Media,
     Options,
     Recipe,
@@ -14,6 +17,7 @@ from phalanx.recipe.interface import (
     Sample,
     Split,
     Stored,
+    TaskResult,
     Term,
 )
 from phalanx.recipe.tensors import Tensors
@@ -21,8 +25,11 @@ from phalanx.run.cache import cache_folder
 
 __all__ = [
     "Batch",
+    "BenchmarkSettings",
+    "Benchmarked",
     "Data",
     "Epoch",
+    "Exported",
     "Finding",
     "Media",
     "Options",
@@ -31,6 +38,7 @@ __all__ = [
     "Sample",
     "Split",
     "Stored",
+    "TaskResult",
     "Tensors",
     "Term",
     "UserError",

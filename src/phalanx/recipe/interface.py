@@ -7,7 +7,7 @@ read and judged without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -60,6 +60,61 @@ class Media(NamedTuple):
     caption: str = ""
 
 
+class Exported(NamedTuple):
+    """What of a model is exported, and under which names. The first dimension of every input and
+    output is the batch."""
+
+    module: nn.Module
+    """Called with the inputs in their order; gives one tensor, or a tuple of them."""
+    inputs: Callable[[Batch], Mapping[str, Tensor]]
+    """The named inputs that a micro-batch of the data holds."""
+    outputs: Sequence[str]
+    """Names of what the module gives."""
+    dynamic: Mapping[str, Mapping[int, str]] = {}
+    """Axes beside the batch that may be of any length with `--dynamic`: input, axis, its name."""
+    decode: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    """What is read from the outputs (classes, boxes): compared like them."""
+    stand_in: Callable[[Callable[..., tuple[Tensor, ...]]], nn.Module] | None = None
+    """The model that `evaluate` is given when an exported file is evaluated, made of a function
+    that runs the file on named inputs. None: it is called like `module`."""
+
+
+class BenchmarkSettings(NamedTuple):
+    """What was asked of a closed-loop benchmark; None: the benchmark's own."""
+
+    tasks: int | None
+    """So many of its tasks, the first ones."""
+    episodes: int | None
+    """Roll-outs of each task."""
+    max_steps: int | None
+    """Steps after which a roll-out ends."""
+    horizon: int | None
+    """Actions taken of a prediction before the model is asked again."""
+    video: bool
+    """Whether films are wanted."""
+    seed: int
+    """Of all that is random in the roll-outs."""
+    workers: int
+    """Processes that may run roll-outs."""
+
+
+class TaskResult(NamedTuple):
+    """How a model did in one task."""
+
+    task: str
+    successes: int
+    episodes: int
+    figures: Mapping[str, float] = {}
+    """What else was measured, such as a driving score."""
+
+
+class Benchmarked(NamedTuple):
+    """How a model did in a benchmark."""
+
+    tasks: Sequence[TaskResult]
+    media: Sequence[Media] = ()
+
+
 class Rows(NamedTuple):
     """What `evaluate` finds in a micro-batch where a sum would not do, such as every detection: a
     table with any number of rows, equally wide in all of them. The rows of all micro-batches are
@@ -107,6 +162,8 @@ class Recipe:
     a loss which is a sum over so many samples. What is shown and compared is the loss without."""
     export_forms: ClassVar[Mapping[str, str]] = {}
     """What `phalanx export --to` offers for this recipe: each name with its meaning."""
+    benchmarks: ClassVar[Mapping[str, str]] = {}
+    """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -163,6 +220,20 @@ class Recipe:
         they are looked up. `form` is `checkpoint` (beside each checkpoint's own files, while
         training goes on: leave the model and global random numbers alone), `final` (at the end of
         training), or one of `export_forms`."""
+
+    def exported(self, model: nn.Module) -> Exported | None:
+        """What of the model becomes an ONNX, TorchScript or TensorRT file. None: the forward that
+        `evaluate` calls, under the names of its arguments."""
+        return None
+
+    def export_metadata(self) -> Mapping[str, Any]:
+        """What is written into such files for who runs them: `classes`, `preprocessing`."""
+        return {}
+
+    def benchmark(self, model: nn.Module, name: str, settings: BenchmarkSettings) -> Benchmarked:
+        """Run the model in the loop, in one of `benchmarks`. It has its weights and is on its
+        device; no data is opened. Raises UserError where something is missing for it."""
+        raise self._not_written("benchmark")
 
     def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
         """What the model makes of a few test samples, after an evaluation: as text, or as pictures.

@@ -2,7 +2,8 @@
 
     checkpoints/checkpoint-120/
       manifest.json            every file with size and sha256; written last
-      state.json               position, counters, what the run must still be to resume
+      state.json               position, counters, what the run must still be to resume; job,
+                               plan and figures, so that the folder works alone
       model.safetensors        weights, without what is frozen and lies in files of its own
       optimizer.safetensors
       ema/model.safetensors    the averaged weights, when the job asks for an average
@@ -32,6 +33,7 @@ SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.safetensors"
+EMA_FILE = f"ema/{MODEL_FILE}"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 _LEFT_OVER = re.compile(r"^\.(checkpoint-\d+|latest|best)\..*\.(tmp|old)$")
 _SPARE_BYTES = 2**20  # for state, manifest and what else is small

@@ -10,6 +10,7 @@ runs/digits-20260131-120000/
   checkpoints/checkpoint-120/ latest best           weights and state
   final_model/                                      what the recipe writes for other tools
   exports/checkpoint-120-FORM/                      what `phalanx export` wrote
+  events/evaluate.jsonl                             what `phalanx evaluate` found
   tensorboard/ results.csv wandb/                   curves for other tools
   media/step-120/                                   pictures and videos that the recipe logged
   recordings/rank-0.jsonl ...                       what `verify` compares, and only for it

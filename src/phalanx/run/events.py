@@ -89,6 +89,17 @@ KINDS: dict[str, dict[str, str]] = {
         "seconds": "time taken",
         "source": "as for `step`",
     },
+    "evaluated": {
+        "step": "optimizer steps behind the weights that `phalanx evaluate` looked at, or null",
+        "file": "the weights, relative to the run directory",
+        "weights": "`raw` or `average`",
+        "metrics": "figures over the whole test split, or over all tasks of a benchmark",
+        "samples": "samples evaluated over all ranks; null for a benchmark",
+        "seconds": "time taken",
+        "is_same": "whether training recorded the same to the last bit; null: it recorded nothing",
+        "benchmark": "the benchmark that was run instead of the test split, or null",
+        "tasks": "each of its tasks: successes, episodes, 95 % interval, other figures",
+    },
     "checkpoint": {
         "step": "optimizer steps done",
         "path": "folder relative to the run directory",

@@ -65,7 +65,8 @@ class Sinks:
 
     def turn(self) -> int:
         """Feed what is new: how many events."""
-        events = self._reader.read()
+        # What `phalanx evaluate` found later is no part of the curves.
+        events = [event for event in self._reader.read() if event.writer != "evaluate"]
         for event in events:
             for sink in list(self._sinks):
                 self._try(sink, "take", event)

@@ -118,6 +118,11 @@ class RunState:
 
     def _take(self, event: Event) -> None:
         self.num_events += 1
+        if event.writer == "evaluate":  # `phalanx evaluate`, after the run: no part of its curves
+            if event.kind == "evaluate":
+                figures = ", ".join(f"{n} {v:g}" for n, v in event.data["metrics"].items())
+                self._note(event, "evaluate", f"evaluated: {figures}")
+            return
         self.first_s = min(event.time_s, self.first_s or event.time_s)
         self.last_s = max(event.time_s, self.last_s or event.time_s)
         fold = getattr(self, f"_take_{event.kind}", None)

@@ -166,3 +166,14 @@ def test_no_event_that_parses_breaks_the_reading(kind, data, odd):
     for time_s, attempt in ((1.0, 0), (odd, 0), (1.0, odd)):
         state.take(Event(kind, time_s, "supervisor", attempt, dict(data)))
     json.dumps(state.to_json())
+
+
+def test_an_evaluation_after_the_run_is_a_note_and_no_point(tmp_path):
+    made = whole_run(tmp_path)
+    before = read(made).state
+    made.write("evaluate", 9000.0, "evaluate", step=100, metrics={"accuracy": 0.99}, is_best=True)
+    state = read(made).state
+    assert state.best == before.best
+    assert state.last_s == before.last_s
+    assert state.series["test/accuracy"].points() == before.series["test/accuracy"].points()
+    assert state.notes[-1].text == "evaluated: accuracy 0.99"

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from phalanx.recipe import Finding, Split, Tensors, keys
 
 _TEST_EVERY = 5  # every fifth image is the test split: 1,797 -> 1,437 train + 360 test
-_PEAK = 16.0  # pixels are counts of 4x4 blocks: 0 to 16
+PEAK = 16.0  # pixels are counts of 4x4 blocks: 0 to 16
 
 
 def open_digits(split: Split, *, folder: Path | None, augment: bool) -> Tensors:
@@ -23,7 +23,7 @@ def open_digits(split: Split, *, folder: Path | None, augment: bool) -> Tensors:
     images, labels = _read_folder(folder, split) if folder else _read_sklearn(split)
     return Tensors(
         {
-            "image": (images.astype(np.float32) / _PEAK)[:, None],
+            "image": (images.astype(np.float32) / PEAK)[:, None],
             "label": labels.astype(np.int64),
         },
         change=_shift if augment else None,

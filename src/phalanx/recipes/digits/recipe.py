@@ -13,8 +13,8 @@ from pydantic import DirectoryPath, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phalanx.recipe import Batch, Data, Finding, Options, Recipe, Split, Term
-from phalanx.recipes.digits.data import missing_files, open_digits
+from phalanx.recipe import Batch, Data, Exported, Finding, Options, Recipe, Split, Term
+from phalanx.recipes.digits.data import PEAK, missing_files, open_digits
 from phalanx.recipes.digits.model import ConvNet
 
 
@@ -64,6 +64,20 @@ class DigitsRecipe(Recipe):
         return {
             "accuracy": sums["correct"] / sums["samples"],
             "loss": sums["loss"] / sums["samples"],
+        }
+
+    def exported(self, model: nn.Module) -> Exported:
+        return Exported(
+            model,
+            lambda batch: {"image": batch["image"]},
+            ("logits",),
+            decode=lambda outputs: {"digit": outputs["logits"].argmax(1)},
+        )
+
+    def export_metadata(self) -> Mapping[str, Any]:
+        return {
+            "classes": [str(digit) for digit in range(10)],
+            "preprocessing": {"layout": "NCHW", "size": [8, 8], "channels": 1, "divide_by": PEAK},
         }
 
     def check(self) -> list[Finding]:

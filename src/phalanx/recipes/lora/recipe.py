@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from phalanx.recipe import (
     Batch,
     Data,
+    Exported,
     Finding,
     Recipe,
     Sample,
@@ -171,6 +172,15 @@ class LoraRecipe(Recipe):
         is_merged = form == "final" and self.options.merged
         if is_merged or form in ("merged", "gguf-ready"):
             export_merged(self, tensors, folder, is_half=form == "gguf-ready")
+
+    def exported(self, model: nn.Module) -> Exported:
+        from phalanx.recipes.lora.forward import exported_forward
+
+        return exported_forward(self, model)
+
+    def export_metadata(self) -> Mapping[str, Any]:
+        base = self.options.model or self.base.folder.name
+        return {"preprocessing": {"tokenizer": base, "padding": "right"}}
 
     def check(self) -> list[Finding]:
         is_gguf = (self.options.model or ".gguf").endswith(".gguf")

@@ -1,0 +1,204 @@
+"""`phalanx evaluate`: how good a trained model is, on its test split or in a benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.options import CPU, GPUS, collect_overrides
+
+if TYPE_CHECKING:
+    from phalanx.launch.evaluate import Evaluated
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|WEIGHTS",
+            help="A run directory or its name, a checkpoint folder, or a file: .safetensors, .pt, "
+            ".onnx; default: the newest run.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys."),
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            "--benchmark",
+            metavar="NAME",
+            help="Run the model in the loop, in a benchmark of its recipe, instead.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", min=1, help="So many tasks of the benchmark.")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", min=1, help="Roll-outs of each task.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", min=1, help="Steps after which a roll-out ends.")
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option("--horizon", min=1, help="Actions taken before the model is asked again."),
+    ] = None,
+    video: Annotated[
+        Path | None, typer.Option("--video", metavar="DIR", help="Film the roll-outs into DIR.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the roll-outs; default: the job's.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Processes for roll-outs; default: one per core."),
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
+        ),
+    ] = "best",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="raw|average",
+            help="The weights or their average; default: what training evaluated.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="The recipe of weights that do not say it, or where it is on this machine.",
+        ),
+    ] = None,
+    gpus: Annotated[str | None, GPUS] = None,
+    cpu: Annotated[int | None, CPU] = None,
+    output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> int:
+    """Evaluate a trained model: its whole test split, exactly, on any number of devices.
+
+    What training recorded for the same weights is shown beside it. An ONNX file is run by
+    onnxruntime on the same samples. With `--benchmark` the model acts: success by task, with its
+    95 % interval.
+
+    Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
+    phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
+    """
+    from phalanx.cli import console
+    from phalanx.launch.benchmark import Benchmark, benchmark_trained
+    from phalanx.launch.evaluate import evaluate_trained
+
+    rollouts = {
+        "tasks": tasks,
+        "episodes": episodes,
+        "max_steps": max_steps,
+        "horizon": horizon,
+        "video": video,
+        "seed": seed,
+        "workers": workers,
+    }
+    if benchmark is None:
+        _refuse([name for name, value in rollouts.items() if value is not None])
+    if model is not None and "=" in model:
+        overrides, model = [model, *(overrides or [])], None
+    placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
+    given = [*collect_overrides(placed)[0], *(overrides or [])]
+    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
+    with console.working("starting") as say:
+        if benchmark is None:
+            done = evaluate_trained(model, given, **which, say=say)  # type: ignore[arg-type]
+        else:
+            asked = Benchmark(benchmark, **rollouts)  # type: ignore[arg-type]
+            done = benchmark_trained(
+                model,
+                given,
+                benchmark=asked,
+                **which,  # type: ignore[arg-type]
+                say=say,
+            )
+    if as_json:
+        console.say_json(done.to_json())
+        return 0
+    _show(done)
+    console.show_findings(done.findings)
+    return 0
+
+
+def _refuse(options: list[str]) -> None:
+    """Options of a benchmark without one."""
+    from phalanx.errors import Finding, UserError
+
+    if options:
+        flags = ", ".join("--" + name.replace("_", "-") for name in options)
+        raise UserError(
+            Finding(
+                slug="no-benchmark",
+                what=f"{flags} mean nothing without --benchmark",
+                why="the test split is evaluated as a whole, once",
+                fix="--benchmark NAME; `phalanx recipes show RECIPE` lists those of a recipe",
+            )
+        )
+
+
+def _show(done: Evaluated) -> None:
+    from phalanx.cli import console
+    from phalanx.errors import format_seconds
+
+    step = "" if done.step is None else f", step {done.step}"
+    console.say(f"{Path(done.recipe).name}: {done.title}{step}")
+    if done.benchmark is not None:
+        _show_tasks(done)
+        return
+    header = ("metric", "now", "in training") if done.recorded is not None else ("metric", "now")
+    rows = [
+        (name, _figure(value), *([_figure((done.recorded or {}).get(name))] * (len(header) - 2)))
+        for name, value in done.metrics.items()
+    ]
+    console.table(rows, header=header, right=tuple(range(1, len(header))))
+    console.say(f"{done.samples:,} samples in {format_seconds(done.seconds)} on {done.where}")
+    if done.is_same:
+        console.say("the same as in training, to the last bit")
+    elif done.is_same is False and all(f.slug != "evaluation-differs" for f in done.findings):
+        console.say("the same as in training but for rounding")
+
+
+def _show_tasks(done: Evaluated) -> None:
+    from phalanx.cli import console
+    from phalanx.errors import format_seconds
+
+    names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
+    rows = [
+        (
+            task.task,
+            f"{task.successes} of {task.episodes}",
+            f"{100 * task.rate:.1f} %",
+            f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
+            *(_figure(task.figures.get(name), 4) for name in names),
+        )
+        for task in done.tasks
+    ]
+    console.table(
+        rows,
+        title=done.benchmark,
+        header=("task", "successes", "success", "95 % interval", *names),
+        right=tuple(range(1, 4 + len(names))),
+    )
+    whole = ", ".join(f"{name} {_figure(value, 4)}" for name, value in done.metrics.items())
+    console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
+    for path in done.media:
+        console.say(f"wrote {console.short_path(path)}")
+
+
+def _figure(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

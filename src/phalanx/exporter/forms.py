@@ -1,0 +1,87 @@
+"""Writes one form of a model into a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError  # what torch.load raises when it refuses a file
+
+from torch import Tensor
+
+from phalanx.engine.exporting import findings_of_error, nothing_written
+from phalanx.engine.initial_weights import unsafe_file
+from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
+from phalanx.exporter.request import Report, Request
+from phalanx.exporter.weights import open_tensors, write_weights
+from phalanx.recipe.interface import Recipe
+from phalanx.recipe.load import load_recipe
+from phalanx.run.directory import new_folder
+
+PLAIN_FORM = "safetensors"
+"""The weights alone; every recipe has it."""
+
+
+def run_export(request_file: Path, result_file: Path) -> None:
+    """Answer a request with a report; never raises for the user's mistakes."""
+    request = Request.from_json(json.loads(request_file.read_text(encoding="utf-8")))
+    result_file.write_text(json.dumps(export_model(request).to_json()), encoding="utf-8")
+
+
+def export_model(request: Request) -> Report:
+    """Write what is asked for; the report says what came of it."""
+    report = Report()
+    try:
+        recipe = load_recipe(request.recipe, request.options)
+    except UserError as error:
+        report.findings += error.findings
+        return report
+    forms = {PLAIN_FORM, *GRAPH_FORMS, *recipe.export_forms}
+    if request.form not in forms:
+        report.findings.append(_unknown_form(request, forms))
+        return report
+    try:
+        with new_folder(request.folder) as temporary:
+            _write(request, recipe, temporary, report)
+            if not any(temporary.iterdir()):
+                raise UserError(nothing_written(recipe, request.form))
+    except Exception as error:
+        report.findings += findings_of_error(error, recipe, request.form)
+    return report
+
+
+def _write(request: Request, recipe: Recipe, folder: Path, report: Report) -> None:
+    if request.form in recipe.export_forms:
+        recipe.export(_tensors(request.file), folder, request.form)
+    elif request.form in GRAPH_FORMS:
+        write_graph(request, recipe, folder, report)
+    else:
+        write_weights(request, _tensors(request.file), folder)
+
+
+def _tensors(path: Path) -> Mapping[str, Tensor]:
+    try:
+        return open_tensors(path)
+    except UnpicklingError as error:
+        raise UserError(unsafe_file(path, error)) from error
+    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        traceback.print_exception(error)
+        raise UserError(
+            Finding(
+                slug="weights-unreadable",
+                what=f"the weights in `{path}` cannot be read",
+                why=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                fix="bring the file again; it should be a .safetensors or a .pt of weights",
+            )
+        ) from error
+
+
+def _unknown_form(request: Request, forms: set[str]) -> Finding:
+    return Finding(
+        slug="unknown-form",
+        what=f"the recipe has no form `{request.form}`{did_you_mean(request.form, forms)}",
+        why=f"recipe = {request.recipe}; its forms: {', '.join(sorted(forms))}",
+        fix=" or ".join(f"--to {name}" for name in sorted(forms)),
+    )
