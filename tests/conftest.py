@@ -3,7 +3,7 @@
 The folder says what a test needs: `contract` the source alone, `unit` one module, `cli` the command
 line, `ranks` several processes that train together, `gpu` a GPU, `recipes` a built-in recipe,
 `faults` a run that is broken on purpose, `cluster` a Slurm and `remote` an sshd, which they bring
-up themselves.
+up themselves, `browser` Debian's chromium and its driver.
 A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 """
 
@@ -39,6 +39,7 @@ _FOLDERS = {
     "faults": "breaks a run on purpose",
     "cluster": "brings up a Slurm of its own",
     "remote": "brings up an sshd of its own",
+    "browser": "opens pages in a browser",
 }
 
 

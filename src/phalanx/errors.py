@@ -98,6 +98,12 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+def printable(text: str) -> str:
+    """A text of somebody else's as it can be shown: what would move a terminal's cursor or change
+    its colours is a blank."""
+    return "".join(c if c.isprintable() or c == "\t" else " " for c in text)
+
+
 def signal_name(number: int) -> str:
     """`SIGKILL`; real-time signals but the first and last have only their number."""
     try:

@@ -34,6 +34,7 @@ sys.stderr.write("LOADED " + json.dumps([code, loaded]))
         ["remote", "list"],
         ["launch", "--help"],
         ["launch", "--cpu", "2", "--dry-run", "-m", "train"],
+        ["watch", "--help"],
         ["recipes"],
         ["explain"],
         ["explain", "optimizer"],

@@ -185,12 +185,18 @@ def test_stop_saves_and_its_exit_code_comes_back(user, folder):
     assert taken.code == ExitCode.USAGE
     assert "error[remote-run-exists]" in taken.err
     assert "running" in run_cli("remote", "runs", "lab").out
+    watched = json.loads(run_cli("watch", "--remote", "lab", "--json").out)
+    assert (watched["status"], watched["total_steps"]) == ("running", 46)
+    assert watched["step"] >= 1
     code, out, err = run_cli("remote", "stop", "lab")
     assert code == 0, err
     assert "second: stopped, saved" in out
     assert outcomes(run)[-1]["status"] == "stopped"
     assert (run.checkpoints / f"checkpoint-{outcomes(run)[-1]['step']}").is_dir()
     assert run_cli("remote", "attach", "lab", "second").code == ExitCode.STOPPED
+    code, out, err = run_cli("watch", "second", "--remote", "lab")
+    assert code == 0, err
+    assert "second  stopped" in out
     again = run_cli("remote", "stop", "lab", "second")
     assert "not running" in again.out
     assert "(did you mean `second`?)" in run_cli("remote", "attach", "lab", "second2").err

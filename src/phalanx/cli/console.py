@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from phalanx.errors import Finding
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 120  # a pipe has no width of its own; rich would cut tables at 80
@@ -57,10 +57,14 @@ class _Lasting:
     @property
     def _stream(self) -> IO[str]:
         """Whatever is that stream now: notebooks and tests put their own in its place."""
-        stream: IO[str] = getattr(sys, self._name)
-        return stream
+        stream = getattr(sys, self._name)
+        # While something moves, rich puts its own in that place, which writes to the first one.
+        first: IO[str] = getattr(stream, "rich_proxied_file", stream)
+        return first
 
     def __getattr__(self, name: str) -> Any:
+        if name == "rich_proxied_file":  # rich would write past us
+            raise AttributeError(name)
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
@@ -183,3 +187,33 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(what) as status:
         yield status.update
+
+
+Draw = Callable[[int, int], "RenderableType"]
+"""Makes a picture for so many columns and lines."""
+
+
+def draw(picture: Draw) -> None:
+    """Print a picture as wide as the terminal; in a pipe as wide as COLUMNS says."""
+    console = stdout()
+    is_given = not console.is_terminal and os.environ.get("COLUMNS", "").isdigit()
+    width = int(os.environ["COLUMNS"]) if is_given else console.width
+    with console.capture() as captured:
+        console.print(picture(width, console.height), width=width, soft_wrap=False)
+    for line in captured.get().splitlines():  # rich pads lines of tables
+        console.file.write(line.rstrip() + "\n")
+
+
+@contextmanager
+def live(picture: Draw) -> Iterator[Callable[[], None]]:
+    """A picture that is drawn anew in its place whenever what this gives is called; the last one
+    stays. Ctrl-C ends it."""
+    from rich.live import Live
+
+    console = stdout()
+
+    def make() -> RenderableType:
+        return picture(console.width, console.height)
+
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as shown:
+        yield lambda: shown.update(make(), refresh=True)

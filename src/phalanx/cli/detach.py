@@ -99,6 +99,7 @@ def _show(run: Path, pid: int) -> None:
     )
     console.say("next:")
     for command, meaning in (
+        (f"phalanx watch {run}", "see how it goes"),
         (f"tail -f {log}", "what it says"),
         (f"phalanx stop {run}", "let it save and end"),
     ):

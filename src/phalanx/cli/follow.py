@@ -13,6 +13,7 @@ from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.prepare import Prepared, open_run, replanned
+from phalanx.launch.sinks import sinks_of
 from phalanx.launch.supervisor import Supervisor
 from phalanx.run.directory import RunDirectory
 
@@ -57,7 +58,7 @@ def run_prepared(
                 launcher=launcher,
                 max_restarts=prepared.job.max_restarts,
                 watch=watch_for(prepared.job, prepared.plan),
-                tensorboard=prepared.job.logging.tensorboard,
+                sinks=sinks_of(prepared.job.logging),
                 on_event=view.take,
                 on_plan=view.use_plan,
                 nodes=nodes,

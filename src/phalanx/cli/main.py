@@ -24,6 +24,7 @@ from phalanx.cli import (
     stop,
     train,
     verify,
+    watch,
 )
 from phalanx.errors import ExitCode, Finding, UserError
 
@@ -43,6 +44,7 @@ app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 app.command("stop")(stop.stop)
+app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.cli import console
 from phalanx.cli.progress import RunView
-from phalanx.errors import ExitCode, Finding, format_seconds
+from phalanx.errors import ExitCode, Finding, format_seconds, printable
 from phalanx.launch.remote.runs import Follower, Listener, RemoteRun
 from phalanx.launch.remote.ssh import Connection
 from phalanx.planner.plan import Plan
@@ -67,7 +67,7 @@ class RemoteView:
     def _take_output(self, text: str) -> None:
         *lines, self._half_line = (self._half_line + text).split("\n")
         for line in lines:
-            shown = "".join(c if c.isprintable() or c == "\t" else " " for c in line)
+            shown = printable(line)
             if self.view is None:
                 self._say(shown)
             else:

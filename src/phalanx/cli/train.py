@@ -218,7 +218,7 @@ def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
     job = prepared.job
     length = f"--epochs {2 * job.epochs}" if job.epochs else f"--steps {2 * (job.steps or 1)}"
     commands = [
-        (f"tensorboard --logdir {run}/tensorboard", "look at its curves"),
+        (f"phalanx watch {run}", "look at its curves and ranks; --web in a browser"),
         (f"phalanx train --resume {run} {length}", "train on, to twice the length"),
     ]
     commands.append((f"phalanx export {run}", "its best weights in one file for other tools"))

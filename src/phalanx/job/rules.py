@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 
 from phalanx.errors import Finding
 from phalanx.job.deepspeed.rules import check_deepspeed
@@ -35,6 +36,7 @@ def check_job(
         *check_recipe(loaded, known_recipes),
         *check_output(loaded),
         *check_init_from(loaded),
+        *_wandb(loaded),
     ]
 
 
@@ -229,3 +231,13 @@ def _intervals(loaded: LoadedJob) -> Iterator[Finding]:
                 why=loaded.said(key),
                 fix=loaded.line_for(key, better),
             )
+
+
+def _wandb(loaded: LoadedJob) -> Iterator[Finding]:
+    if loaded.job.logging.wandb is not None and find_spec("wandb") is None:
+        yield Finding(
+            slug="no-wandb",
+            what="the job sends curves to Weights & Biases, and wandb is not installed",
+            why=loaded.said("logging.wandb"),
+            fix='pip install "phalanx[wandb]"',
+        )

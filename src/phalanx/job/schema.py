@@ -209,6 +209,13 @@ class Logging(Strict):
     """Log the loss every so many optimizer steps; reading it synchronises the device."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""
+    wandb: str | None = Field(default=None, min_length=1)
+    """Send curves and pictures to this project of Weights & Biases (extra `wandb`). The key is
+    wandb's own business: WANDB_API_KEY, or `wandb login`. `null`: nothing is sent."""
+    wandb_entity: str | None = Field(default=None, min_length=1)
+    """Team or user that owns the project; default: yours."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """`offline` keeps it in the run directory, for `wandb sync` later."""
 
 
 class Job(Strict):

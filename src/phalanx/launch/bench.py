@@ -125,7 +125,7 @@ def _bench(
                 launcher=launcher,
                 max_restarts=0,
                 watch=HangWatch(Hang(after_s=None)),
-                tensorboard=False,
+                sinks=None,
                 on_event=heard.take,
             ).run()
         heard.judge(outcome, asked)

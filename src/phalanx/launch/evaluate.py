@@ -114,7 +114,7 @@ def evaluate_trained(
                 launcher=launcher,
                 max_restarts=0,
                 watch=HangWatch(Hang(after_s=None)),
-                tensorboard=False,
+                sinks=None,
                 on_event=heard.take,
             ).run()
         if outcome.status == "failed":

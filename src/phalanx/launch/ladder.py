@@ -151,7 +151,7 @@ class _Runs:
                 launcher=self._launcher,
                 max_restarts=0,
                 watch=HangWatch(Hang(after_s=None)),
-                tensorboard=False,
+                sinks=None,
                 on_event=seen.take,
             ).run()
         _judge(outcome, steps, seen.losses)

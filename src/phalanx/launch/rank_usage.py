@@ -1,5 +1,5 @@
-"""Samples of what the GPU ranks of a job on this machine use, as `usage` events: `phalanx doctor`
-sees in them which one is idle."""
+"""Samples of what the ranks of a job on this machine use, as `usage` events: `phalanx watch` shows
+them, `phalanx doctor` sees in them which one is idle."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from phalanx.run.events import Event
 
 
 class RankUsage:
-    """Of one attempt. Ranks on CPU, and those of other nodes, are not sampled."""
+    """Of one attempt. Ranks of other nodes are not sampled."""
 
     def __init__(self, run: RunDirectory, plan: Plan, *, attempt: int) -> None:
         self._run = run
         self._plan = plan
         self._attempt = attempt
-        self._is_wanted = plan.device.value == "cuda" and plan.nodes.value == 1
+        self._is_wanted = plan.nodes.value == 1
         self._pids: dict[int, int] = {}
         self._step: int | None = None
         self._sampler: UsageSampler | None = None

@@ -24,10 +24,11 @@ from phalanx.launch.script_events import ScriptEvents
 from phalanx.launch.script_nodes import NodesScriptRanks, rank_environments
 from phalanx.launch.script_ranks import ScriptRanks, TakeLine
 from phalanx.launch.signals import hearing_stops
+from phalanx.launch.sinks import SinkProcess
 from phalanx.launch.usage import UsageSampler
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
-from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink, scalars
+from phalanx.run.sink_process import SinkSettings
 
 AnyRanks = ScriptRanks | NodesScriptRanks
 
@@ -70,12 +71,11 @@ class ScriptSupervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._asked: list[signal.Signals] = []
-        self._sinks: list[Sink] = [CsvSink(run.results_file)]
-        self._is_drawn = not prepared.request.tensorboard
 
     def run(self) -> ScriptOutcome:
         """Start the ranks, and start them again when one has died, until the script ends."""
         events = EventWriter(self._run.events, "supervisor")
+        sinks = SinkProcess(self._run, SinkSettings(tensorboard=self._prepared.request.tensorboard))
         try:
             # SIGUSR1 is a scheduler's way to ask: the ranks get SIGTERM, and the exit code says
             # that the script is to go on.
@@ -84,8 +84,7 @@ class ScriptSupervisor:
                     self._tell(events, "nodes", **self._nodes.facts())
                 return self._attempts(events)
         finally:
-            for sink in self._sinks:
-                sink.close()
+            self._write_findings(events, sinks.close())
             events.close()
 
     def _attempts(self, events: EventWriter) -> ScriptOutcome:
@@ -285,11 +284,4 @@ class ScriptSupervisor:
 
     def _pass_on(self, events: list[Event]) -> None:
         for event in events:
-            if not self._is_drawn and event.kind in ("step", "evaluate") and scalars(event):
-                self._is_drawn = (
-                    True  # importing it takes a second: not for a script without curves
-                )
-                self._sinks.append(TensorBoardSink(self._run.tensorboard))
-            for sink in self._sinks:
-                sink.take(event)
             self._on_event(event)

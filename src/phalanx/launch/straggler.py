@@ -47,11 +47,11 @@ class StragglerWatch:
         self._begun: tuple[float, dict[int, Beat]] | None = None
         self._in_a_row: dict[tuple[int, Part], int] = {}
         self._said: set[int] = set()
-        self._parts = _comparable_parts(plan)
+        self._parts = comparable_parts(plan)
 
     def new_attempt(self, plan: Plan) -> None:
         self._plan, self._begun, self._in_a_row = plan, None, {}
-        self._parts = _comparable_parts(plan)
+        self._parts = comparable_parts(plan)
 
     def look(self, beats: Mapping[int, Beat], now: float) -> list[Finding]:
         """What is to be said, by what was heard of all ranks last."""
@@ -117,7 +117,7 @@ class StragglerWatch:
         return max(factors)
 
 
-def _comparable_parts(plan: Plan) -> list[Part]:
+def comparable_parts(plan: Plan) -> list[Part]:
     """What a rank does without waiting for another one, and is done when it says so."""
     waits = plan.sync_batchnorm.value or plan.strategy.value in ("fsdp", "deepspeed")
     if waits or plan.device.value != "cpu":

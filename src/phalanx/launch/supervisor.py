@@ -21,6 +21,7 @@ from phalanx.launch.node_loss import LossOfNodes
 from phalanx.launch.nodes import Nodes
 from phalanx.launch.nodes_group import NodeLostError, NodesGroup
 from phalanx.launch.outcomes import Outcome
+from phalanx.launch.pace import PaceMeter
 from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_environment import rank_environment
 from phalanx.launch.rank_usage import RankUsage
@@ -32,12 +33,13 @@ from phalanx.launch.recovery import (
     without_rung,
 )
 from phalanx.launch.signals import hearing_stops
+from phalanx.launch.sinks import SinkProcess
 from phalanx.launch.straggler import StragglerWatch
 from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
-from phalanx.run.sinks import CsvSink, Sink, TensorBoardSink
+from phalanx.run.sink_process import SinkSettings
 
 _POLL_S = 0.1
 _EVENTS_LAG_S = 30.0  # a network file system may show what other nodes wrote late
@@ -56,20 +58,20 @@ class Supervisor:
         launcher: Launcher,
         max_restarts: int,
         watch: HangWatch,
-        tensorboard: bool,
+        sinks: SinkSettings | None,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
         nodes: Nodes | None = None,
         devices: Devices | None = None,
         replan: Callable[[Machine, Plan], Plan] | None = None,
     ) -> None:
-        """`devices` says what is done when one of `nodes` is lost, `replan` makes the plan of a run
-        that goes on with fewer."""
+        """`sinks`: curves for other tools, None for none. `devices` says what is done when one of
+        `nodes` is lost, `replan` makes the plan of a run that goes on with fewer."""
         self._run = run
         self._plan = plan
         self._launcher = launcher
         self._max_restarts = max_restarts
-        self._tensorboard = tensorboard
+        self._sink_settings = sinks
         self._on_event = on_event
         self._on_plan = on_plan
         self._nodes = nodes
@@ -82,7 +84,7 @@ class Supervisor:
         self._stragglers = StragglerWatch(plan)
         self._hung: Finding | None = None
         self._saved_step: int | None = None
-        self._sinks: list[Sink] = []
+        self._sinks: SinkProcess | None = None
 
     def run(self) -> Outcome:
         """Start the ranks, and start them again when one was killed, until the run ends."""
@@ -97,8 +99,7 @@ class Supervisor:
                     events.write("nodes", **self._nodes.facts())
                 return self._attempts(reader, events, first)
             finally:
-                for sink in self._sinks:
-                    sink.close()
+                self._close_sinks(events)
                 events.close()
 
     def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
@@ -113,8 +114,8 @@ class Supervisor:
             self._hung = None
             self._group = self._make_group(attempt)
             self._group.start()
-            if not self._sinks:  # while the ranks start: importing TensorBoard takes a while
-                self._sinks = self._make_sinks()
+            if self._sinks is None and self._sink_settings is not None:
+                self._sinks = SinkProcess(self._run, self._sink_settings)
             ends = self._follow(self._group, reader, events)
             outcome, can_restart = self._judge(self._group, ends)
             outcome = self._explain(outcome, self._group, attempt, events)
@@ -146,11 +147,9 @@ class Supervisor:
         is_left = restarts < self._max_restarts
         return is_left and not self._asked and self._launcher.can_restart
 
-    def _make_sinks(self) -> list[Sink]:
-        sinks: list[Sink] = [CsvSink(self._run.results_file)]
-        if self._tensorboard:
-            sinks.append(TensorBoardSink(self._run.tensorboard))
-        return sinks
+    def _close_sinks(self, events: EventWriter) -> None:
+        for finding in self._sinks.close() if self._sinks is not None else []:
+            self._on_event(events.write("finding", finding=finding.to_json()))
 
     def _make_group(self, attempt: int) -> RankGroup | NodesGroup:
         if self._nodes is not None:
@@ -179,6 +178,7 @@ class Supervisor:
         forwarded = 0
         gone_s: float | None = None
         usage = RankUsage(self._run, self._plan, attempt=events.attempt)
+        pace = PaceMeter(self._plan)
         while True:
             is_running = group.is_running
             for event in reader.read():
@@ -186,8 +186,6 @@ class Supervisor:
                     event.kind == "outcome" and event.writer != "supervisor"
                 ):  # a long run has millions of the others
                     ends.append(event)
-                for sink in self._sinks:
-                    sink.take(event)
                 self._on_event(event)
                 usage.take(event)
                 if event.kind == "dropped":
@@ -198,6 +196,8 @@ class Supervisor:
                     self._saved_step = event.data["step"]
             for sample in usage.look():
                 events.write("usage", **sample)
+            for record in pace.look(group.beats, time.monotonic()):
+                events.write("pace", **record)
             if not is_running:
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):

@@ -239,7 +239,7 @@ class _Runs:
                 launcher=self._launcher,
                 max_restarts=side.job.max_restarts,
                 watch=watch_for(side.job, side.plan),
-                tensorboard=False,
+                sinks=None,
                 on_event=self._take,
             ).run()
         self._judge(outcome, ranks)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -72,11 +74,11 @@ class ProcessMeter:
         self._before: tuple[float, float] | None = None
 
     def family(self) -> list[psutil.Process]:
-        try:
-            process = psutil.Process(self._pid)
-            return [process, *process.children(recursive=True)]
-        except psutil.Error:
-            return []
+        found = []
+        for pid in _family(self._pid):
+            with suppress(psutil.Error):
+                found.append(psutil.Process(pid))
+        return found
 
     def read(self) -> tuple[float | None, int | None]:
         """(CPU per cent since the last reading, 100 is one core; resident bytes). None when it is
@@ -95,3 +97,21 @@ class ProcessMeter:
             return None, resident
         # What a process used that has ended meanwhile is no longer counted.
         return max(0.0, 100 * (used_s - before[1]) / (now - before[0])), resident
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it started. On Linux every thread has a list of its children: psutil
+    looks at every process of the machine instead, which on a large one takes 50 ms for each."""
+    if not Path(f"/proc/{pid}/task/{pid}/children").exists():
+        try:
+            return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        except psutil.Error:
+            return []
+    family, at = [pid], 0
+    while at < len(family):
+        with suppress(OSError):
+            for thread in os.scandir(f"/proc/{family[at]}/task"):
+                with suppress(OSError), Path(thread.path, "children").open("rb") as children:
+                    family += map(int, children.read().split())
+        at += 1
+    return family

@@ -39,6 +39,11 @@ class Forecast:
     gpu_hours: float
     board_w: float = 0.0
     """Power limit of one board."""
+    flops_per_sample: float = 0.0
+    """Of forward and backward as the recipe is written; 0 where that is not known."""
+    peak_flops: float = 0.0
+    """What one rank's device computes in a second at most, in the plan's precision; 0 where that is
+    not known: a CPU that was not measured."""
     source: str
     """Where the rates come from."""
 

@@ -134,6 +134,8 @@ class Forecaster:
             energy_kwh=ranks * power * duration / 3.6e6 if power is not None else None,
             gpu_hours=ranks * duration / 3600,
             board_w=power or 0.0,
+            flops_per_sample=_flops(self.trace.operators.get(traced) or [], micro),
+            peak_flops=self._peak_flops(precision),
             source=f"{source}; {ring.text}" if ranks > 1 else source,
         )
 
@@ -152,6 +154,12 @@ class Forecaster:
         one = Compute(seconds / 3, seconds * 2 / 3, 0.0)  # as in most models
         source = f"steps of this job, bench of {self.calibration.measured_at[:10]}"
         return Computing(one, slots * seconds, 0.0), spread, source
+
+    def _peak_flops(self, precision: str) -> float:
+        if self.rates.kind == "cpu" and self.calibration is None:
+            return 0.0
+        unit = "half" if precision in ("bf16", "fp16") else precision
+        return 1e12 * self.rates.tflops[unit]
 
     def _measured_steps(self, plan: Plan) -> list[MeasuredStep]:
         """Of this job, on such a device."""
@@ -283,6 +291,11 @@ class Forecaster:
         share = one.forward_s / one.device_s if one.device_s else 1 / 3
         forward = max(one.forward_s, share * one.host_s)
         return count * ceil(tests / micro / plan.ranks.value) * forward
+
+
+def _flops(operators: list[Operator], micro: int) -> float:
+    """Of one sample in a micro-batch of so many."""
+    return sum(operator.times * operator.flops.at(micro) for operator in operators) / micro
 
 
 def _slowest_of(ranks: int) -> float:

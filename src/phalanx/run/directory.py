@@ -4,14 +4,15 @@ runs/digits-20260131-120000/
   job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
   source.json                                       git commit and diff, command, versions
   launch.json                                       instead of job and plan: a launched script's
-  events/<writer>.jsonl                             what happened
+  events/<writer>.jsonl sinks.json                  what happened, and how far sinks have read it
   logs/rank-0.log ... command.log                   what each rank printed, and a detached command
   logs/hang-0.txt ...                               where every rank was when a group hung
   checkpoints/checkpoint-120/ latest best           weights and state
   final_model/                                      what the recipe writes for other tools
   exports/checkpoint-120-FORM/                      what `phalanx export` wrote
   events/evaluate.jsonl                             what `phalanx evaluate` found
-  tensorboard/ results.csv                          curves for other tools
+  tensorboard/ results.csv wandb/                   curves for other tools
+  media/step-120/                                   pictures and videos that the recipe logged
   recordings/rank-0.jsonl ...                       what `verify` compares, and only for it
 """
 

@@ -63,8 +63,8 @@ KINDS: dict[str, dict[str, str]] = {
         "total": "so many since the run began",
     },
     "usage": {
-        "rank": "rank of a launched script, with what it started",
-        "step": "the last step its output named, or null",
+        "rank": "the rank that is meant, with what it started",
+        "step": "the last step that was logged, or null",
         "cpu_percent": "of the CPU since the last sample, 100 is one core",
         "memory_bytes": "resident host memory; shared pages count in each process",
         "gpu": "the driver's number of its GPU; absent on CPU, as are the next four",
@@ -72,6 +72,13 @@ KINDS: dict[str, dict[str, str]] = {
         "gpu_memory_bytes": "memory in use on that GPU, of all processes",
         "gpu_power_w": "power drawn",
         "gpu_temperature_c": "temperature",
+    },
+    "pace": {
+        "seconds": "time that the figures are of",
+        "parts": "names of the figures of each rank: parts of a step as the heartbeat counts them; "
+        "`none` is outside of steps",
+        "alone": "those of them in which a rank waits for no other one",
+        "ranks": "of each rank: its number, the steps it made, seconds in each part",
     },
     "evaluate": {
         "step": "optimizer steps done",
@@ -262,9 +269,15 @@ def _ends_with_newline(path: Path) -> bool:
 class EventReader:
     """Reads events as they are appended; call `read` again for what came since."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, offsets: dict[Path, int] | None = None) -> None:
+        """`offsets`: how far each file has been read before."""
         self._folder = folder
-        self._offsets: dict[Path, int] = {}
+        self._offsets = dict(offsets or {})
+
+    @property
+    def offsets(self) -> dict[Path, int]:
+        """How far each file has been read."""
+        return dict(self._offsets)
 
     def read(self) -> list[Event]:
         """New whole events of all writers, by time."""

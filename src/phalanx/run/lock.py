@@ -117,12 +117,14 @@ def lock_run(run: RunDirectory) -> Iterator[None]:
 def is_held(run: RunDirectory) -> bool:
     """Whether a command holds the run directory now."""
     try:
-        with (run.path / ".lock").open("r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+        file = (run.path / ".lock").open("rb")  # of another user it may only be read
     except OSError:
-        return True
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 

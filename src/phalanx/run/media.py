@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory, write_atomic
@@ -18,6 +19,16 @@ def write_media(run: RunDirectory, *, step: int, name: str, suffix: str, content
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)
     return str(path.relative_to(run.path))
+
+
+def find_media(run: RunDirectory, file: str) -> Path | None:
+    """The file that a `media` event names: one below `media`, whatever the event says."""
+    try:
+        path = (run.path / file).resolve()
+        is_there = path.is_relative_to(run.media.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return path if is_there else None
 
 
 def media_not_written(run: RunDirectory, name: str, error: OSError) -> Finding:

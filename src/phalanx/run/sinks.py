@@ -1,13 +1,18 @@
-"""Curves and samples for other tools, fed from the events: TensorBoard files and `results.csv`."""
+"""Curves, samples and pictures for other tools, fed from the events by a process of their own
+(sink_process.py): TensorBoard files and `results.csv`."""
 
 from __future__ import annotations
 
 import csv
 import errno
+import json
 from pathlib import Path
 from typing import Any, Protocol
 
+from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
+from phalanx.run.media import find_media
+from phalanx.run.pictures import read_picture
 
 SAMPLE_COLUMNS = ("given", "made", "wanted")
 
@@ -54,9 +59,18 @@ def _usage(data: dict[str, Any]) -> dict[str, float]:
 
 
 class TensorBoardSink:
-    """TensorBoard event files, written with TensorBoard's own writer."""
+    """TensorBoard event files, written with TensorBoard's own writer; the first event that has a
+    curve opens them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: RunDirectory | None = None) -> None:
+        """`run`: whose plan and pictures go there too."""
+        self._folder = folder
+        self._run = run
+        self._writer: Any = None
+        self._revision: Any = None
+
+    def open(self) -> None:
+        """Import TensorBoard, which takes a second, and begin a file."""
         from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -69,34 +83,77 @@ class TensorBoardSink:
         self._tensor: Any = TensorProto
         self._shape: Any = TensorShapeProto
         self._text: Any = create_summary_metadata("", "")
-        self._writer: Any = EventFileWriter(str(folder), flush_secs=5)
+        self._writer = EventFileWriter(str(self._folder), flush_secs=5)
 
     def take(self, event: Event) -> None:
-        values = [self._summary.Value(tag=t, simple_value=v) for t, v in scalars(event).items()]
+        curves = scalars(event)
+        is_other = event.kind in ("samples", "media", "attempt")
+        if self._writer is None:
+            if not curves and not (is_other and event.kind != "attempt"):
+                return
+            self.open()
+        values = [self._summary.Value(tag=t, simple_value=v) for t, v in curves.items()]
         if event.kind == "samples":
-            values.append(self._table(event.data["samples"]))
+            rows = [[s[c] for c in SAMPLE_COLUMNS] for s in event.data["samples"]]
+            values.append(self._table("test/samples", [list(SAMPLE_COLUMNS), *rows]))
+        if event.kind == "media":
+            values += self._media(event)
+        if event.kind in ("attempt", "start", "step"):
+            values += self._plan()
         if values:
             self._writer.add_event(
                 self._record(
                     wall_time=event.time_s,
-                    step=event.data["step"] or 0,  # a script's output may not say
+                    step=event.data.get("step") or 0,  # a script's output may not say
                     summary=self._summary(value=values),
                 )
             )
 
-    def _table(self, samples: list[dict[str, str]]) -> Any:
+    def _plan(self) -> list[Any]:
+        """The plan as a table of choices and reasons, once for each revision."""
+        plan = _read_plan(self._run)
+        if plan.get("revision") == self._revision:
+            return []
+        self._revision = plan.get("revision")
+        rows = [
+            [name, str(choice["value"]), str(choice["reason"])]
+            for name, choice in plan.items()
+            if isinstance(choice, dict) and {"value", "reason"} <= set(choice)
+        ]
+        return [self._table("plan", [["", "choice", "because"], *rows])] if rows else []
+
+    def _media(self, event: Event) -> list[Any]:
+        file = str(event.data.get("file"))
+        path = find_media(self._run, file) if self._run is not None else None
+        picture = read_picture(path) if path is not None else None
+        if picture is None:
+            return []
+        image = self._summary.Image(
+            height=picture.height, width=picture.width, encoded_image_string=picture.data
+        )
+        return [self._summary.Value(tag=f"media/{event.data['name']}", image=image)]
+
+    def _table(self, tag: str, rows: list[list[str]]) -> Any:
         """Strings in two dimensions, which the text page shows as a table."""
-        rows = [list(SAMPLE_COLUMNS), *([s[c] for c in SAMPLE_COLUMNS] for s in samples)]
-        size = [self._shape.Dim(size=n) for n in (len(rows), len(SAMPLE_COLUMNS))]
+        size = [self._shape.Dim(size=n) for n in (len(rows), len(rows[0]))]
         tensor = self._tensor(
             dtype="DT_STRING",
             string_val=[cell.encode(errors="replace") for row in rows for cell in row],
             tensor_shape=self._shape(dim=size),
         )
-        return self._summary.Value(tag="test/samples", metadata=self._text, tensor=tensor)
+        return self._summary.Value(tag=tag, metadata=self._text, tensor=tensor)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _read_plan(run: RunDirectory | None) -> dict[str, Any]:
+    try:
+        found = json.loads(run.plan_file.read_text(encoding="utf-8")) if run is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class CsvSink:

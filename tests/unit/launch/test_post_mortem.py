@@ -1,5 +1,7 @@
 """What a run says of ranks that died: written down, explained, and never in the way of the end."""
 
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -113,8 +115,22 @@ def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
     assert made[-1] == "closed"
 
 
-def test_ranks_on_cpu_are_not_sampled(tmp_path):
-    usage = RankUsage(folder(tmp_path), PlanOf("cpu"), attempt=0)
+def test_ranks_on_cpu_are_sampled_without_a_driver(tmp_path):
+    plan = PlanOf("cpu")
+    plan.gpus, plan.ranks = Value([]), Value(1)
+    usage = RankUsage(folder(tmp_path), plan, attempt=0)
+    usage.take(Event("start", 1.0, "rank-0", 0, {"rank": 0, "pid": os.getpid()}))
+    while not (found := usage.look()):
+        time.sleep(0.05)
+    usage.close()
+    assert found[0]["memory_bytes"] > 2**20
+    assert "gpu_percent" not in found[0]
+
+
+def test_ranks_of_several_nodes_are_not_sampled_here(tmp_path):
+    plan = PlanOf("cpu")
+    plan.nodes = Value(2)
+    usage = RankUsage(folder(tmp_path), plan, attempt=0)
     usage.take(started(0))
     usage.take(started(1))
     assert usage.look() == []

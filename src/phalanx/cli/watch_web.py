@@ -1,0 +1,136 @@
+"""`phalanx watch --web`: which runs are served, and what is said about how to reach the page."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phalanx.watch.web.library import Library
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
+
+
+def serve_runs(
+    named: list[str],
+    *,
+    output: Path,
+    remote: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+) -> int:
+    """Serve the pages until Ctrl-C."""
+    from phalanx.cli import console
+
+    _need_web()
+    from phalanx.watch.web.access import Access
+    from phalanx.watch.web.server import bind, serve
+
+    with ExitStack() as stack:
+        library = _library(named, output, remote, stack)
+        listening = stack.enter_context(bind(host, port))
+        port = listening.getsockname()[1]
+
+        def say_link(token: str) -> None:
+            console.say(f"  {_address(host, port)}/?token={token}")
+
+        def say_next(token: str) -> None:
+            console.say("the link was used; for another browser:")
+            say_link(token)
+
+        access = Access(metrics_token=_token(token_file), on_link=say_next)
+        console.say("open this link; it works once, Ctrl-C ends the page:")
+        say_link(access.link_token)
+        _say_tunnel(host, port)
+        shown = "TOKEN" if token_file is not None else access.metrics_token
+        console.say(
+            f"Prometheus: curl -H 'Authorization: Bearer {shown}' {_address(host, port)}/metrics",
+            style="dim",
+        )
+        serve(library, access, listening)
+    return 0
+
+
+def _need_web() -> None:
+    from importlib.util import find_spec
+
+    from phalanx.errors import Finding, UserError
+
+    if find_spec("nicegui") is None:
+        raise UserError(
+            Finding(
+                slug="no-web",
+                what="the web page needs NiceGUI, which is not installed",
+                why="--web; it is in the extra `web`",
+                fix='pip install "phalanx[web]"',
+            )
+        )
+
+
+def _library(named: list[str], output: Path, remote: str | None, stack: ExitStack) -> Library:
+    from phalanx.cli.watch import find_watched
+    from phalanx.watch.web.library import Library
+
+    if remote is not None:
+        from phalanx.watch.mirror import mirrored
+
+        wanted: list[str | None] = [*named] or [None]
+        return Library([], [stack.enter_context(mirrored(remote, name)) for name in wanted])
+    marks = ("plan.json", "launch.json")
+    folders = [
+        Path(name)
+        for name in named
+        if Path(name).is_dir() and not any((Path(name) / mark).is_file() for mark in marks)
+    ]
+    runs = [find_watched(name, output) for name in named if Path(name) not in folders]
+    return Library(folders if named else [output], runs)
+
+
+def _address(host: str, port: int) -> str:
+    import platform
+
+    name = platform.node() if host in _WILDCARDS else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
+
+
+def _say_tunnel(host: str, port: int) -> None:
+    """How to reach a page on a machine that one is logged in to over ssh, or in a Slurm job."""
+    import getpass
+    import os
+    import platform
+
+    from phalanx.cli import console
+
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if not connection and "SLURM_JOB_ID" not in os.environ:
+        return
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        return
+    there = platform.node() if "SLURM_JOB_ID" in os.environ else connection[2]
+    console.say("this machine is far away; on yours, before you open the link:")
+    console.say(f"  ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{there}")
+
+
+def _token(path: Path | None) -> str | None:
+    from phalanx.errors import Finding, UserError
+
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        token, said = "", str(error)
+    else:
+        said = f"it holds {len(token)} characters"
+    if len(token) < 16:
+        raise UserError(
+            Finding(
+                slug="watch-token",
+                what=f"`{path}` holds no token of 16 characters or more",
+                why=f"--metrics-token-file; {said}",
+                fix=f"openssl rand -hex 24 > {path}",
+            )
+        )
+    return token

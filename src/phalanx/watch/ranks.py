@@ -1,0 +1,180 @@
+"""What is known of each rank: what it uses, what its steps go to, who is slow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from phalanx.run.events import KINDS
+
+MOST_RANKS = 4096
+_COLUMNS = 240
+_SLOW = 1.5
+_OF_STEP = 0.2  # of a step: less is noise
+
+
+@dataclass
+class Rank:
+    """The newest figures of one rank."""
+
+    device: str = ""
+    pid: int | None = None
+    usage: dict[str, float] = field(default_factory=dict)
+    """As the `usage` event has it, without what is null."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds per step by part, in the newest window."""
+    step_s: float | None = None
+    is_straggler: bool = False
+    """By the newest window, or because a Finding says so."""
+    exit_code: int | None = None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of data, compute and communication in a step. Backward exchanges gradients
+        while it computes: it counts as computing; waiting to agree and to read as communication."""
+        total = sum(self.parts.values())
+        if total <= 0:
+            return {}
+        groups = {
+            "data": ("data",),
+            "compute": ("forward", "backward", "update"),
+            "communication": ("agree", "read"),
+        }
+        return {
+            name: sum(self.parts.get(part, 0.0) for part in parts) / total
+            for name, parts in groups.items()
+        }
+
+
+class HeatMap:
+    """Seconds per step of every rank over time, in a bounded number of columns."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.columns: list[dict[int, float]] = []
+        self._merged = 1
+        self._since = 0
+
+    def add(self, time_s: float, step_s: dict[int, float]) -> None:
+        if self.columns and self._since < self._merged:
+            before = self.columns[-1]
+            self.columns[-1] = {
+                **before,
+                **{r: max(s, before.get(r, s)) for r, s in step_s.items()},
+            }
+            self.times[-1] = time_s
+        else:
+            self.times.append(time_s)
+            self.columns.append(step_s)
+            self._since = 0
+        self._since += 1
+        if len(self.columns) >= 2 * _COLUMNS:
+            pairs = zip(self.columns[::2], self.columns[1::2], strict=True)
+            # The slower of the two: a straggler is what this picture is for.
+            self.columns = [
+                {**a, **{rank: max(s, a.get(rank, s)) for rank, s in b.items()}} for a, b in pairs
+            ]
+            self.times = self.times[1::2]
+            self._merged *= 2
+            self._since = self._merged
+
+    def to_json(self) -> dict[str, Any]:
+        columns = [list(column.items()) for column in self.columns]
+        return {"times": self.times, "columns": columns, "merged": self._merged}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> HeatMap:
+        heat = cls()
+        heat.times = record["times"]
+        heat.columns = [{int(r): s for r, s in column} for column in record["columns"]]
+        heat._merged = heat._since = record["merged"]
+        return heat
+
+
+class Ranks:
+    """All ranks of the newest attempt."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Rank] = {}
+        self.heat = HeatMap()
+        self.world = 0
+        self._said: set[int] = set()
+
+    def __getitem__(self, number: int) -> Rank:
+        if len(self.by_number) >= MOST_RANKS:
+            return self.by_number.get(number, Rank())
+        return self.by_number.setdefault(number, Rank())
+
+    def begin(self, world: int) -> None:
+        """Ranks start: what the ones before used says nothing of them."""
+        self.by_number, self._said = {}, set()
+        self.world = min(max(0, world), MOST_RANKS)
+
+    def start(self, data: dict[str, Any]) -> None:
+        rank = self[int(data["rank"])]
+        rank.device, rank.pid = str(data.get("device") or ""), data.get("pid")
+
+    def use(self, data: dict[str, Any]) -> None:
+        known = {n: data[n] for n in KINDS["usage"] if _is_number(data.get(n))}
+        self[int(data["rank"])].usage = known
+
+    def pace(self, time_s: float, data: dict[str, Any]) -> None:
+        names, alone = [str(name) for name in data["parts"]], list(data["alone"])
+        rows: dict[int, tuple[float, dict[str, float]]] = {}
+        for number, steps, *seconds in data["ranks"][:MOST_RANKS]:
+            if steps <= 0:
+                continue
+            pairs = zip(names, map(float, seconds), strict=False)
+            parts = {name: s / steps for name, s in pairs if name != "none"}
+            rows[int(number)] = sum(parts.values()), parts
+        for number, (step_s, parts) in rows.items():
+            rank = self[number]
+            rank.step_s, rank.parts = step_s, parts
+            rank.is_straggler = number in self._said or _is_slow(number, rows, alone)
+        self.heat.add(time_s, {n: _own(parts, alone) for n, (_, parts) in rows.items()})
+
+    def blame(self, finding: dict[str, Any]) -> None:
+        """Mark the rank that a Finding calls slow."""
+        found = re.match(r"rank (\d{1,6}) takes", str(finding.get("what", "")))
+        if finding.get("slug") == "straggler" and found:
+            self._said.add(int(found[1]))
+            self[int(found[1])].is_straggler = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "world": self.world,
+            "said": sorted(self._said),
+            "heat": self.heat.to_json(),
+            "ranks": [[number, asdict(rank)] for number, rank in self.by_number.items()],
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Ranks:
+        ranks = cls()
+        ranks.world = record["world"]
+        ranks._said = set(record["said"])
+        ranks.heat = HeatMap.from_json(record["heat"])
+        ranks.by_number = {int(number): Rank(**fields) for number, fields in record["ranks"]}
+        return ranks
+
+
+def _own(parts: dict[str, float], alone: list[str]) -> float:
+    """Seconds per step of a rank on its own account; the rest may be waiting for others."""
+    return sum(parts.get(name, 0.0) for name in alone)
+
+
+def _is_slow(
+    number: int, rows: dict[int, tuple[float, dict[str, float]]], alone: list[str]
+) -> bool:
+    others = [_own(parts, alone) for n, (_, parts) in rows.items() if n != number]
+    if not others:
+        return False
+    step_s, parts = rows[number]
+    own, usual = _own(parts, alone), median(others)
+    return own > _SLOW * usual and own - usual > _OF_STEP * step_s
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,340 @@
+"""All that a run's events say, folded into a bounded amount of memory, one event at a time.
+
+Events of one writer come in order; those of different writers may come in any order, because the
+files are read one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phalanx.errors import format_bytes, signal_name
+from phalanx.run.events import Event
+from phalanx.run.sinks import scalars
+from phalanx.watch.ranks import Ranks
+from phalanx.watch.series import Series
+
+LOSS = "train/loss"
+_MOST_SERIES = 1500
+_SYSTEM_POINTS = 250  # eight of them for each rank
+_MOST_NOTES = 600
+_MOST_FINDINGS = 100
+_MOST_MEDIA = 400
+_LONGEST = 2000  # characters of a text that is shown
+
+
+@dataclass
+class Note:
+    """A moment worth a mark on the time line."""
+
+    time_s: float
+    kind: str
+    text: str
+    step: int | None = None
+
+
+@dataclass
+class Attempt:
+    """One start of the ranks."""
+
+    number: int
+    began_s: float
+    ranks: int
+    revision: int | None = None
+    last_s: float = 0.0
+
+
+@dataclass
+class Said:
+    """A Finding, and how often it came."""
+
+    finding: dict[str, str]
+    time_s: float
+    count: int = 1
+
+
+@dataclass
+class Media:
+    """A picture or a video that the recipe made."""
+
+    step: int
+    name: str
+    file: str
+    caption: str
+    time_s: float
+
+
+@dataclass
+class RunState:
+    """One run, as far as its events have been read."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    findings: list[Said] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
+    samples: list[dict[str, str]] = field(default_factory=list)
+    """What the model made of a few test samples, the newest."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest evaluation."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The evaluation called best: step and metrics."""
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """How it ended: status, reason, step, exit_code. Empty while it runs."""
+    doing: str = ""
+    """What is prepared before the first step."""
+    step: int | None = None
+    epoch: float | None = None
+    total_steps: int | None = None
+    """As a launched script's output has it."""
+    first_step: int = 0
+    """Steps that were done when the newest attempt began."""
+    stepped_s: float | None = None
+    """When the newest step was logged."""
+    memory_peak_bytes: int = 0
+    """The most that a logged step had."""
+    saved_step: int | None = None
+    num_saves: int = 0
+    num_skipped: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    num_events: int = 0
+    num_damaged: int = 0
+    """Lines that are no event."""
+    is_cpu: bool = True
+    _attempt: int = -1
+    _ended_attempt: int = -1
+
+    def take(self, event: Event) -> None:
+        """Fold one event in; one that is not as documented counts as damaged."""
+        try:
+            float(event.time_s)
+            int(event.attempt)
+            self._take(event)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            self.num_damaged += 1
+
+    def _take(self, event: Event) -> None:
+        self.num_events += 1
+        if event.writer == "evaluate":  # `phalanx evaluate`, after the run: no part of its curves
+            if event.kind == "evaluate":
+                figures = ", ".join(f"{n} {v:g}" for n, v in event.data["metrics"].items())
+                self._note(event, "evaluate", f"evaluated: {figures}")
+            return
+        self.first_s = min(event.time_s, self.first_s or event.time_s)
+        self.last_s = max(event.time_s, self.last_s or event.time_s)
+        fold = getattr(self, f"_take_{event.kind}", None)
+        if fold is not None:
+            fold(event, event.data)
+
+    def _take_attempt(self, event: Event, data: dict[str, Any]) -> None:
+        if self.attempts:
+            self._note(event, "restart", f"attempt {event.attempt + 1} begins")
+        attempt = Attempt(event.attempt, event.time_s, int(data["ranks"]), data.get("revision"))
+        self.attempts = [*self.attempts[-199:], attempt]
+        if event.attempt > self._ended_attempt:
+            self.outcome = {}
+        self.ranks.begin(attempt.ranks)
+
+    def _take_start(self, event: Event, data: dict[str, Any]) -> None:
+        self.ranks.start(data)
+        self.is_cpu = "cuda" not in str(data.get("device"))
+        if _is_int(data.get("step")):
+            self.first_step = data["step"]
+
+    def _take_preparing(self, event: Event, data: dict[str, Any]) -> None:
+        self.doing = _short(data["what"])
+
+    def _take_step(self, event: Event, data: dict[str, Any]) -> None:
+        step = data.get("step")
+        self._go_back(event, step)
+        if _is_int(step):
+            self.step = step
+        self.epoch = data.get("epoch")
+        self.doing = ""
+        self.stepped_s = event.time_s
+        if _is_int(data.get("total_steps")):
+            self.total_steps = data["total_steps"]
+        self.memory_peak_bytes = max(self.memory_peak_bytes, int(data.get("memory_bytes") or 0))
+        at = self.step or 0
+        for name, value in scalars(event).items():
+            self._draw(name, at, event.time_s, value)
+        if isinstance(data.get("data_wait"), int | float):
+            self._draw("speed/data_wait", at, event.time_s, data["data_wait"])
+
+    def _go_back(self, event: Event, step: Any) -> None:
+        """A later attempt begins where the checkpoint was: what came after it is done again."""
+        if event.attempt > self._attempt:
+            if _is_int(step) and self.step is not None and step <= self.step:
+                for name, series in self.series.items():
+                    if not name.startswith("system/"):
+                        series.cut_after(step - 1)
+            self._attempt = event.attempt
+
+    def _take_skipped(self, event: Event, data: dict[str, Any]) -> None:
+        self.num_skipped = int(data.get("total") or self.num_skipped + 1)
+
+    def _take_usage(self, event: Event, data: dict[str, Any]) -> None:
+        self.ranks.use(data)
+        at = data["step"] if _is_int(data.get("step")) else self.step or 0
+        for name, value in scalars(event).items():
+            self._draw(name, at, event.time_s, value, _SYSTEM_POINTS)
+        heat = data.get("gpu_temperature_c")
+        if heat is not None:
+            name = f"system/rank_{int(data['rank'])}/gpu_temperature_c"
+            self._draw(name, at, event.time_s, heat, _SYSTEM_POINTS)
+
+    def _take_pace(self, event: Event, data: dict[str, Any]) -> None:
+        self.ranks.pace(event.time_s, data)
+
+    def _take_evaluate(self, event: Event, data: dict[str, Any]) -> None:
+        step = data["step"] if _is_int(data.get("step")) else self.step or 0
+        self.metrics = {str(n): float(v) for n, v in data["metrics"].items() if v is not None}
+        for name, value in self.metrics.items():
+            self._draw(f"test/{name}", step, event.time_s, value)
+        if data.get("is_best"):
+            self.best = {"step": step, "metrics": self.metrics}
+
+    def _take_checkpoint(self, event: Event, data: dict[str, Any]) -> None:
+        self.saved_step, self.num_saves = int(data["step"]), self.num_saves + 1
+        size = f", {format_bytes(int(data['bytes']))}" if data.get("bytes") else ""
+        self._note(event, "checkpoint", f"checkpoint of step {data['step']}{size}")
+
+    def _take_samples(self, event: Event, data: dict[str, Any]) -> None:
+        self.samples = [
+            {str(name): _short(text) for name, text in sample.items()}
+            for sample in data["samples"][:20]
+        ]
+
+    def _take_media(self, event: Event, data: dict[str, Any]) -> None:
+        media = Media(
+            step=int(data["step"]),
+            name=_short(data["name"]),
+            file=str(data["file"]),
+            caption=_short(data.get("caption") or ""),
+            time_s=event.time_s,
+        )
+        self.media = [*self.media[1 - _MOST_MEDIA :], media]
+
+    def _take_finding(self, event: Event, data: dict[str, Any]) -> None:
+        record = dict(data["finding"])
+        self._say(record, event.time_s)
+        self.ranks.blame(record)
+        self._note(event, "finding", f"{record.get('slug')}: {record.get('what')}")
+
+    def _say(self, record: dict[str, Any], time_s: float) -> None:
+        names = ("slug", "what", "why", "fix", "severity")
+        finding = {name: _short(record.get(name) or "") for name in names}
+        for said in self.findings:
+            if said.finding == finding:
+                said.count, said.time_s = said.count + 1, time_s
+                return
+        self.findings = [*self.findings[1 - _MOST_FINDINGS :], Said(finding, time_s)]
+
+    def _take_dropped(self, event: Event, data: dict[str, Any]) -> None:
+        self._note(event, "revision", f"{data['rung']} is off: {data['reason']}")
+
+    def _take_hang(self, event: Event, data: dict[str, Any]) -> None:
+        who = f"rank {data['rank']}" if data.get("rank") is not None else "the ranks"
+        self._note(event, "hang", f"{who} did not move at {data.get('place')}")
+
+    def _take_stop(self, event: Event, data: dict[str, Any]) -> None:
+        self._note(event, "stop", str(data["reason"]))
+
+    def _take_revision(self, event: Event, data: dict[str, Any]) -> None:
+        changes = ", ".join(
+            f"{name} {values['old']} -> {values['new']}"
+            for name, values in dict(data.get("changes") or {}).items()
+        )
+        text = f"plan revision {data['revision']}: {changes}: {data['reason']}"
+        self._note(event, "revision", text)
+
+    def _take_death(self, event: Event, data: dict[str, Any]) -> None:
+        code = int(data["exit_code"])
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        self.ranks[int(data["rank"])].exit_code = code
+        if not data.get("was_ended"):
+            self._note(event, "death", f"rank {data['rank']} died: {how}")
+
+    def _take_exported(self, event: Event, data: dict[str, Any]) -> None:
+        self._note(event, "export", f"exported to {data['path']}")
+
+    def _take_outcome(self, event: Event, data: dict[str, Any]) -> None:
+        if event.writer != "supervisor":
+            return
+        names = ("status", "step", "reason", "exit_code")
+        self.outcome = {name: data.get(name) for name in names}
+        self._ended_attempt = event.attempt
+        if self.attempts:
+            self.attempts[-1].last_s = event.time_s
+        for record in data.get("findings") or ():
+            self._say(dict(record), event.time_s)
+        status, reason = str(data["status"]), str(data.get("reason") or "")
+        self._note(event, "outcome", status if reason in ("", status) else f"{status}: {reason}")
+
+    def _draw(
+        self, name: str, step: float, time_s: float, value: float, points: int | None = None
+    ) -> None:
+        series = self.series.get(name)
+        if series is None:
+            if len(self.series) >= _MOST_SERIES:
+                return
+            series = self.series[name[:200]] = Series(points) if points else Series()
+        series.add(float(step), time_s, float(value))
+
+    def _note(self, event: Event, kind: str, text: str) -> None:
+        step = event.data.get("step")
+        note = Note(event.time_s, kind, _short(text), step if _is_int(step) else None)
+        if len(self.notes) >= _MOST_NOTES:
+            self.notes = [*self.notes[:50], *self.notes[51:]]  # how it began stays
+        self.notes.append(note)
+
+    @property
+    def num_restarts(self) -> int:
+        return max(0, len(self.attempts) - 1)
+
+    def rank_seconds(self, now_s: float | None) -> float:
+        """Time that ranks were there, over all attempts; `now_s` while it runs."""
+        total = 0.0
+        for this, after in zip(self.attempts, [*self.attempts[1:], None], strict=True):
+            end = after.began_s if after is not None else this.last_s or now_s or self.last_s
+            total += this.ranks * max(0.0, (end or this.began_s) - this.began_s)
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """For the cache: all of it."""
+        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float | None)}
+        lists = ("attempts", "notes", "findings", "media")
+        return {
+            **plain,
+            **{name: [asdict(one) for one in getattr(self, name)] for name in lists},
+            **{name: getattr(self, name) for name in ("samples", "metrics", "best", "outcome")},
+            "series": {name: series.to_json() for name, series in self.series.items()},
+            "ranks": self.ranks.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> RunState:
+        kinds: dict[str, Any] = {
+            "attempts": Attempt,
+            "notes": Note,
+            "findings": Said,
+            "media": Media,
+        }
+        values = {
+            **record,
+            **{name: [kind(**one) for one in record[name]] for name, kind in kinds.items()},
+            "series": {name: Series.from_json(one) for name, one in record["series"].items()},
+            "ranks": Ranks.from_json(record["ranks"]),
+        }
+        return cls(**values)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(text: Any) -> str:
+    return str(text)[:_LONGEST]

@@ -1,0 +1,1 @@
+"""Runs in a browser: pages that read run directories and change nothing."""

@@ -1,0 +1,179 @@
+"""What events become: figures, marks, findings; whatever order and damage they come in."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.run.events import KINDS, Event
+from phalanx.watch.state import RunState
+from phalanx.watch.watched import WatchedRun
+from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
+
+
+def read(made):
+    watched = WatchedRun(made.run, is_kept=False, clock=lambda: BEGAN + 30)
+    watched.reader.read_all()
+    return watched
+
+
+def test_a_whole_run(tmp_path):
+    watched = read(whole_run(tmp_path))
+    state = watched.state
+    assert (watched.status(), state.step, watched.progress()) == ("finished", 200, 1.0)
+    assert (state.num_restarts, state.saved_step, state.num_damaged) == (1, 200, 0)
+    assert watched.best_metric == ("accuracy", 0.9, 200)
+    assert watched.device_hours() == pytest.approx(2 * 30 / 3600)
+    assert watched.speed().mfu == pytest.approx(2e9 * 600 / (1e13 * 2))
+    kinds = [note.kind for note in sorted(state.notes, key=lambda n: n.time_s)]
+    assert kinds == ["death", "revision", "restart", "finding", "checkpoint", "outcome"]
+
+
+def test_steps_that_were_done_again_are_drawn_once(tmp_path):
+    points = read(whole_run(tmp_path)).state.series["train/loss"].points()
+    assert [point.step for point in points] == [float(step) for step in range(10, 201, 10)]
+
+
+def test_the_slow_rank_is_marked_and_shares_are_of_a_step(tmp_path):
+    ranks = read(whole_run(tmp_path)).state.ranks.by_number
+    assert [rank.is_straggler for _, rank in sorted(ranks.items())] == [False, True]
+    shares = ranks[1].shares
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["data"] == pytest.approx(0.05 / 0.145)
+    assert ranks[0].usage["gpu_temperature_c"] == 60
+
+
+def test_a_run_without_its_command_is_gone_and_with_it_is_running(tmp_path):
+    made = Run(tmp_path)
+    made.begin()
+    made.step(10)
+    assert read(made).status() == "gone"
+    made.hold()
+    watched = read(made)
+    assert watched.status() == "running"
+    assert watched.elapsed_s() == 30.0
+
+
+def test_a_resumed_run_has_no_outcome_until_it_ends_again(tmp_path):
+    made = Run(tmp_path)
+    made.begin()
+    made.step(10)
+    made.end("stopped", step=10)
+    made.begin(attempt=1, time_s=40.0, step=10)
+    made.hold()
+    assert read(made).status() == "running"
+
+
+def test_a_launched_script_has_no_plan(tmp_path):
+    made = Run(tmp_path, plan_record={})
+    made.write("attempt", 0.0, ranks=1)
+    made.write(
+        "start",
+        0.1,
+        rank=0,
+        world=1,
+        pid=1,
+        device="cuda:0",
+        backend="nccl",
+        step=None,
+        resumed_from=None,
+        source="launch",
+    )
+    made.write(
+        "step",
+        1.0,
+        step=5,
+        epoch=None,
+        loss=1.5,
+        terms={},
+        lr=None,
+        grad_norm=None,
+        total_steps=50,
+        source="output",
+    )
+    made.write(
+        "step",
+        2.0,
+        step=None,
+        epoch=None,
+        loss=None,
+        terms={},
+        lr=None,
+        grad_norm=None,
+        total_steps=None,
+        source="output",
+    )
+    made.write(
+        "evaluate", 3.0, step=5, epoch=None, metrics={"acc": 0.5}, is_best=False, source="output"
+    )
+    watched = read(made)
+    assert watched.is_script
+    assert (watched.progress(), watched.best_metric) == (0.1, ("acc", 0.5, None))
+    assert watched.speed().mfu is None
+
+
+def test_without_flops_there_is_no_mfu(tmp_path):
+    made = Run(tmp_path, plan_record=plan() | {"forecast": {"peak_flops": 0.0}})
+    made.begin()
+    made.step(10)
+    assert read(made).speed().mfu is None
+
+
+def test_reads_back_from_json(tmp_path):
+    state = read(whole_run(tmp_path)).state
+    again = RunState.from_json(json.loads(json.dumps(state.to_json())))
+    assert again.to_json() == state.to_json()
+    later = Event("step", BEGAN + 99, "rank-0", 1, {"step": 300, "loss": 1.0, "terms": {}, "lr": 1})
+    for one in (state, again):
+        one.take(later)
+    assert again.to_json() == state.to_json()
+
+
+def test_memory_is_bounded_by_hostile_numbers_of_names():
+    state = RunState()
+    for number in range(4000):
+        metrics = {f"m{number}": 1.0}
+        data = {"step": 1, "metrics": metrics, "is_best": False}
+        state.take(Event("evaluate", 1.0, "rank-0", 0, data))
+        state.take(Event("finding", 1.0, "s", 0, {"finding": {"slug": f"f{number}", "what": "x"}}))
+        state.take(Event("media", 1.0, "rank-0", 0, {"step": 1, "name": "n", "file": "f"}))
+        state.take(Event("usage", 1.0, "s", 0, {"rank": number * 7, "memory_bytes": 1}))
+    assert len(state.series) <= 1500
+    assert len(state.findings) <= 100
+    assert len(state.media) <= 400
+    assert len(state.notes) <= 600
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(sorted({*KINDS, "media"})),
+    st.dictionaries(
+        st.sampled_from(sorted({field for fields in KINDS.values() for field in fields})), _JSON
+    ),
+    _JSON,
+)
+def test_no_event_that_parses_breaks_the_reading(kind, data, odd):
+    state = RunState()
+    for time_s, attempt in ((1.0, 0), (odd, 0), (1.0, odd)):
+        state.take(Event(kind, time_s, "supervisor", attempt, dict(data)))
+    json.dumps(state.to_json())
+
+
+def test_an_evaluation_after_the_run_is_a_note_and_no_point(tmp_path):
+    made = whole_run(tmp_path)
+    before = read(made).state
+    made.write("evaluate", 9000.0, "evaluate", step=100, metrics={"accuracy": 0.99}, is_best=True)
+    state = read(made).state
+    assert state.best == before.best
+    assert state.last_s == before.last_s
+    assert state.series["test/accuracy"].points() == before.series["test/accuracy"].points()
+    assert "evaluated: accuracy 0.99" in [note.text for note in state.notes]
