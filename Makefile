@@ -114,7 +114,7 @@ $(DETECTION)/.installed: tests/recipes/detection/requirements.txt pyproject.toml
 	@test -x $(DETECTION)/bin/python || $(PYTHON) -m venv $(DETECTION)
 	@echo "+ installing torch, torchvision and Ultralytics (AGPL-3.0) into $(DETECTION) (two minutes)"
 	@$(DETECTION)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -r tests/recipes/detection/requirements.txt -e ".[detection]"
+	  -r tests/recipes/detection/requirements.txt -e ".[detection,digits]"
 	@touch $@
 
 test-detection: detection

@@ -20,6 +20,7 @@ LEFT_OUT = {
     "make demo": "its three commands are the console block, which is run",
     "make test": "it is what runs this test",
     "make setup": "`make test` begins with it",
+    "make detection": "`make test EXTRAS=detection` begins with it, as .ci/run does",
     "phalanx train lora": "tests/recipes/lora/test_default.py runs a shorter one",
     "phalanx launch --cpu 2 train.py": "the script is the reader's; tests/ranks/test_launch.py",
     "phalanx remote train lab job.yaml": "the machine is the reader's; tests/remote has an sshd",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from phalanx.recipes.detection.library import ultralytics
@@ -25,7 +26,7 @@ def write_pt(recipe: DetectionRecipe, tensors: Mapping[str, Tensor], file: Path)
     package = ultralytics()
     with torch.random.fork_rng(devices=[]):  # training goes on meanwhile
         model = make_network(recipe.options, recipe.names)
-    model.load_state_dict({name: tensors[name] for name in tensors})
+    model.load_state_dict({name: tensors[name] for name in tensors} | _frozen(recipe, tensors))
     arguments = train_arguments(recipe)
     attached: Any = model
     attached.args = arguments
@@ -49,6 +50,18 @@ def write_pt(recipe: DetectionRecipe, tensors: Mapping[str, Tensor], file: Path)
         },
         file,
     )
+
+
+def _frozen(recipe: DetectionRecipe, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a checkpoint leaves out: pretrained weights that do not learn."""
+    missing = {name: at for name, at in recipe.weights().items() if name not in tensors}
+    found: dict[str, Tensor] = {}
+    for file in {at.file for at in missing.values()}:
+        with safe_open(file, framework="pt") as opened:
+            found |= {
+                name: opened.get_tensor(at.name) for name, at in missing.items() if at.file == file
+            }
+    return found
 
 
 def train_arguments(recipe: DetectionRecipe) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from phalanx.recipe import Finding, UserError, cache_folder
 
 PACKAGES = {"ultralytics": "ultralytics", "torchvision": "torchvision", "cv2": "opencv-python"}
@@ -46,7 +48,8 @@ def ultralytics() -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["YOLO_CONFIG_DIR"] = str(folder)
     try:
-        with _alone():
+        # Classes of it hold tensors: made where values are, though a model is being planned.
+        with _alone(), torch.device("cpu"):
             import ultralytics as package
             import ultralytics.nn.tasks
             import ultralytics.utils.metrics
