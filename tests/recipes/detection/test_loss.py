@@ -98,3 +98,14 @@ def test_the_terms_share_one_weight(recipe, network):
     assert list(terms) == ["box", "cls", "dfl"]
     assert len({id(term.weight) for term in terms.values()}) == 1
     assert recipe.weight(None) is None
+
+
+def test_a_step_reads_no_value(recipe):
+    """So that a whole step can be a CUDA graph: on the meta device there are no values to read."""
+    with torch.device("meta"):
+        network = recipe.model()
+    batch = {name: tensor.to("meta") for name, tensor in batch_of(recipe).items()}
+    terms = recipe.loss(network, batch, torch.zeros(6, dtype=torch.int64, device="meta"))
+    sum(term.sum for term in terms.values()).backward()
+    learned = [p for p in network.parameters() if p.requires_grad]
+    assert all(p.grad is not None for p in learned)

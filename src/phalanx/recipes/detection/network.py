@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from phalanx.recipe import Finding, UserError, did_you_mean
@@ -29,9 +30,13 @@ def make_network(options: DetectionOptions, names: dict[int, str]) -> nn.Module:
     structure: Any = (
         copy.deepcopy(pretrained.structure) if pretrained else _structure(options.model)
     )
-    network: nn.Module = package.nn.tasks.DetectionModel(
-        structure, ch=3, nc=len(names), verbose=False
-    )
+    # Its layers look at their grids while they are made: that takes values, also where a plan only
+    # wants shapes.
+    place = torch.get_default_device()
+    with torch.device("cpu"):
+        network: nn.Module = package.nn.tasks.DetectionModel(
+            structure, ch=3, nc=len(names), verbose=False
+        )
     head: Any = network.model[-1]  # type: ignore[index]
     if getattr(head, "one2one_cv2", None) is not None or not hasattr(head, "reg_max"):
         raise UserError(_wrong_head(options.model, type(head).__name__))
@@ -43,7 +48,7 @@ def make_network(options: DetectionOptions, names: dict[int, str]) -> nn.Module:
         is_frozen = any(name.startswith(f"model.{layer}.") for layer in range(options.freeze))
         # The bins' values are weights of a convolution, and no parameter to learn.
         parameter.requires_grad_(not is_frozen and ".dfl." not in name)
-    return network
+    return network.to(place)
 
 
 def _structure(model: str) -> str:
