@@ -39,14 +39,28 @@ def enter(browser, server, name=None):
     browser.get(server.new_link())
     shows(browser, "runs,")
     if name is not None:
-        wait(browser, lambda b: b.find_element(By.LINK_TEXT, name))
-        browser.get(browser.find_element(By.LINK_TEXT, name).get_attribute("href"))
+        browser.get(link_of(browser, By.LINK_TEXT, name))
         wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, ".px-tile"))
 
 
+def link_of(browser, by, words):
+    """Where a link leads. The list is drawn anew every second: found and read in one go."""
+    return wait(browser, lambda b: b.find_element(by, words).get_attribute("href"))
+
+
+def click(browser, selector, text=""):
+    def clicked(driver):
+        found = driver.find_elements(By.CSS_SELECTOR, selector)
+        one = next((element for element in found if element.text.startswith(text)), None)
+        if one is not None:
+            one.click()
+        return one is not None
+
+    wait(browser, clicked)
+
+
 def open_tab(browser, name):
-    tabs = browser.find_elements(By.CSS_SELECTOR, ".q-tab")
-    next(tab for tab in tabs if tab.text.startswith(name)).click()
+    click(browser, ".q-tab", name)
 
 
 def chart(browser, title):
@@ -166,8 +180,8 @@ def test_a_live_run_moves_its_curve_without_a_reload(browser, tmp_path):
 def test_two_runs_are_compared(browser, server):
     enter(browser, server)
     for name in ("first", "second"):
-        row = wait(browser, lambda b, n=name: b.find_element(By.XPATH, f"//tr[.//a[text()='{n}']]"))
-        row.find_element(By.CSS_SELECTOR, ".q-checkbox").click()
+        box = f"//tr[.//a[text()='{name}']]//*[contains(@class, 'q-checkbox')]"
+        wait(browser, lambda b, box=box: [b.find_element(By.XPATH, box).click()])
     button = wait(
         browser,
         lambda b: next(
@@ -198,7 +212,7 @@ def test_on_a_phone_nothing_leaves_the_screen(browser, server):
     enter(browser, server)
     wide = "return document.documentElement.scrollWidth"
     assert browser.execute_script(wide) <= 390
-    enter_run = browser.find_element(By.LINK_TEXT, "first").get_attribute("href")
+    enter_run = link_of(browser, By.LINK_TEXT, "first")
     browser.get(enter_run)
     shows(browser, "best accuracy")
     wait(browser, lambda b: chart(b, "loss"))
@@ -209,15 +223,14 @@ def test_on_a_phone_nothing_leaves_the_screen(browser, server):
 
 def test_dark_and_light_and_it_is_remembered(browser, server):
     enter(browser, server)
-    button = browser.find_element(By.CSS_SELECTOR, "button[aria-label^='dark']")
-    button.click()
+    click(browser, "button[aria-label^='dark']")
     dark = "return document.body.classList.contains('body--dark')"
     wait(browser, lambda b: b.execute_script(dark))
     colour = "return getComputedStyle(document.body).backgroundColor"
     assert browser.execute_script(colour) == "rgb(14, 18, 27)"
-    browser.get(browser.find_element(By.LINK_TEXT, "first").get_attribute("href"))
+    browser.get(link_of(browser, By.LINK_TEXT, "first"))
     wait(browser, lambda b: b.execute_script(dark))
-    browser.find_element(By.CSS_SELECTOR, "button[aria-label^='dark']").click()
+    click(browser, "button[aria-label^='dark']")
     wait(browser, lambda b: not b.execute_script(dark))
     assert browser.execute_script(colour) == "rgb(244, 246, 251)"
 
@@ -225,8 +238,7 @@ def test_dark_and_light_and_it_is_remembered(browser, server):
 def test_hostile_content_is_shown_as_text(browser, server):
     enter(browser, server)
     shows(browser, "<img src=x onerror")
-    row = browser.find_element(By.PARTIAL_LINK_TEXT, "<img src=x")
-    browser.get(row.get_attribute("href"))
+    browser.get(link_of(browser, By.PARTIAL_LINK_TEXT, "<img src=x"))
     shows(browser, HOSTILE)
     wait(browser, lambda b: chart(b, "loss"))
     browser.execute_script(  # as a mouse over the curve would
@@ -251,8 +263,7 @@ def test_hostile_content_is_shown_as_text(browser, server):
 
 def test_pictures_are_shown_and_other_files_are_not(browser, server):
     enter(browser, server)
-    row = browser.find_element(By.PARTIAL_LINK_TEXT, "<img src=x")
-    href = row.get_attribute("href")
+    href = link_of(browser, By.PARTIAL_LINK_TEXT, "<img src=x")
     identifier = href.rpartition("/")[2]
     browser.get(href)
     wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, ".px-tile"))
