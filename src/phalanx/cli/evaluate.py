@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import CPU, GPUS, collect_overrides
+from phalanx.cli.options import (
+    CHECKPOINT,
+    CPU,
+    GPUS,
+    RECIPE_OF_WEIGHTS,
+    WEIGHTS,
+    collect_overrides,
+)
 
 if TYPE_CHECKING:
     from phalanx.launch.evaluate import Evaluated
@@ -57,28 +66,9 @@ def evaluate(
         int | None,
         typer.Option("--workers", min=1, help="Processes for roll-outs; default: one per core."),
     ] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
-        ),
-    ] = "best",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="raw|average",
-            help="The weights or their average; default: what training evaluated.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            metavar="NAME",
-            help="The recipe of weights that do not say it, or where it is on this machine.",
-        ),
-    ] = None,
+    checkpoint: Annotated[str, CHECKPOINT] = "best",
+    weights: Annotated[str | None, WEIGHTS] = None,
+    recipe: Annotated[str | None, RECIPE_OF_WEIGHTS] = None,
     gpus: Annotated[str | None, GPUS] = None,
     cpu: Annotated[int | None, CPU] = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
@@ -99,34 +89,37 @@ def evaluate(
     from phalanx.launch.benchmark import Benchmark, benchmark_trained
     from phalanx.launch.evaluate import evaluate_trained
 
-    rollouts = {
-        "tasks": tasks,
-        "episodes": episodes,
-        "max_steps": max_steps,
-        "horizon": horizon,
-        "video": video,
-        "seed": seed,
-        "workers": workers,
-    }
-    if benchmark is None:
-        _refuse([name for name, value in rollouts.items() if value is not None])
+    rollouts = Benchmark(
+        benchmark or "",
+        tasks=tasks,
+        episodes=episodes,
+        max_steps=max_steps,
+        horizon=horizon,
+        video=video,
+        seed=seed,
+        workers=workers,
+    )
+    run: Callable[..., Evaluated] = evaluate_trained
+    if benchmark is not None:
+        run = functools.partial(benchmark_trained, benchmark=rollouts)
+    else:
+        _refuse(
+            [name for name, value in vars(rollouts).items() if name != "name" and value is not None]
+        )
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
     given = [*collect_overrides(placed)[0], *(overrides or [])]
-    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
     with console.working("starting") as say:
-        if benchmark is None:
-            done = evaluate_trained(model, given, **which, say=say)  # type: ignore[arg-type]
-        else:
-            asked = Benchmark(benchmark, **rollouts)  # type: ignore[arg-type]
-            done = benchmark_trained(
-                model,
-                given,
-                benchmark=asked,
-                **which,  # type: ignore[arg-type]
-                say=say,
-            )
+        done = run(
+            model,
+            given,
+            checkpoint=checkpoint,
+            weights=weights,
+            recipe=recipe,
+            output=output,
+            say=say,
+        )
     if as_json:
         console.say_json(done.to_json())
         return 0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.options import CHECKPOINT, RECIPE_OF_WEIGHTS, WEIGHTS
+
 if TYPE_CHECKING:
     from phalanx.launch.export import Export
 
@@ -47,32 +49,13 @@ def export(
     opset: Annotated[
         int | None, typer.Option("--opset", min=18, help="Of ONNX; default: torch's own.")
     ] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
-        ),
-    ] = "best",
+    checkpoint: Annotated[str, CHECKPOINT] = "best",
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Where to; default: `exports/` of the run."),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="raw|average",
-            help="The weights or their average; default: what training evaluated.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            metavar="NAME",
-            help="The recipe of weights that do not say it, or where it is on this machine.",
-        ),
-    ] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    recipe: Annotated[str | None, RECIPE_OF_WEIGHTS] = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
         "runs"
     ),

@@ -19,6 +19,21 @@ _OVERRIDES = typer.Argument(
 GPUS = typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
 CPU = typer.Option("--cpu", help="On N CPU processes.")
 
+# Of what was trained: `evaluate` and `export`.
+CHECKPOINT = typer.Option(
+    "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
+)
+WEIGHTS = typer.Option(
+    "--weights",
+    metavar="raw|average",
+    help="The weights or their average; default: what training evaluated.",
+)
+RECIPE_OF_WEIGHTS = typer.Option(
+    "--recipe",
+    metavar="NAME",
+    help="The recipe of weights that do not say it, or where it is on this machine.",
+)
+
 # name -> (type, option); the order is the order in --help.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "config": (
