@@ -270,7 +270,7 @@ class GraphedStep:
         weights = (step.weights or {}).values()
         factors = [self._gain / weight if weight else 0.0 for weight in weights]
         self._numbers.put(
-            [*factors, *(self._schedule.group_lr(group, step.share.step) for group in groups)]
+            [*factors, *(self._schedule.group_lr(group, step.share.step, lr) for group in groups)]
         )
         return lr
 

@@ -281,10 +281,11 @@ class Loop:
             yield "finding", {"finding": finding.to_json()}
 
     def _say_media(self, media: Iterable[Media]) -> Iterator[tuple[str, dict[str, Any]]]:
-        step = self.counters.step
-        for one in media if self.keep_media is not None else ():
-            file = self.keep_media(step, one) if self.keep_media is not None else None
-            if file is not None:
+        step, keep = self.counters.step, self.keep_media
+        if keep is None:
+            return
+        for one in media:
+            if (file := keep(step, one)) is not None:
                 about = {"name": one.name, "file": file, "caption": one.caption}
                 yield "media", {"step": step, **about}
 

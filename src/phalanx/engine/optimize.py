@@ -100,10 +100,10 @@ class Schedule:
         fall = 1 - done if self._shape == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self._peak * (self._floor + (1 - self._floor) * fall)
 
-    def group_lr(self, group: dict[str, Any], step: int) -> float:
+    def group_lr(self, group: dict[str, Any], step: int, common: float | None = None) -> float:
         """The rate of an optimizer group: its share of the common one, to which it falls or rises
         in the warm-up from a `warmup_lr` of its own."""
-        lr = self.lr_at(step) * group["lr_scale"]
+        lr = (self.lr_at(step) if common is None else common) * group["lr_scale"]
         first = group.get("warmup_lr", 0.0)
         if first and step < self._warmup:
             lr += first * (1 - (step + 1) / self._warmup)
@@ -111,11 +111,12 @@ class Schedule:
 
     def apply(self, optimizer: Optimizer, step: int) -> float:
         """Set rate and momentum of every group for a step; returns the common rate."""
+        lr = self.lr_at(step)
         for group in optimizer.param_groups:
-            group["lr"] = self.group_lr(group, step)
+            group["lr"] = self.group_lr(group, step, lr)
             if self._first_momentum is not None and "momentum" in group:
                 group["momentum"] = self.momentum_at(step)
-        return self.lr_at(step)
+        return lr
 
     def momentum_at(self, step: int) -> float:
         """SGD's momentum at a step."""
