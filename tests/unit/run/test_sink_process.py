@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, TENSO
 from phalanx.job.schema import Logging
 from phalanx.launch import sinks as launch_sinks
 from phalanx.launch.sinks import SinkProcess, sinks_of
-from phalanx.recipe.films import encode_film
 from phalanx.run.pictures import read_picture
 from phalanx.run.sink_process import Sinks, SinkSettings
 from tests.unit.watch.run_folder import Run
@@ -71,22 +70,9 @@ def test_the_process_writes_everything_and_ends_with_its_input(tmp_path):
     assert not (made.run.logs / "sinks.log").exists(), "an empty log is no log"
 
 
-def filmed(made):
-    """Sixty frames of a bar that moves, logged as a film."""
-    frames = np.zeros((60, 64, 96, 3), np.uint8)
-    for number, frame in enumerate(frames):
-        frame[:, number : number + 8] = 255
-    folder = made.run.media / "step-20"
-    folder.mkdir(parents=True)
-    (folder / "drive.mp4").write_bytes(encode_film(frames, fps=30))
-    made.write(
-        "media", 9.0, "rank-0", step=20, name="drive", file="media/step-20/drive.mp4", caption="c"
-    )
-
-
 def test_tensorboard_shows_a_film_as_a_moving_picture(tmp_path):
     made = some_run(tmp_path)
-    filmed(made)
+    made.film(20)
     assert SinkProcess(made.run, EVERYTHING).close() == []
     board = EventAccumulator(str(made.run.tensorboard), {IMAGES: 0})
     board.Reload()
@@ -166,7 +152,7 @@ def test_wandb_offline_gets_the_curves_and_no_file_has_the_key(tmp_path, monkeyp
     key = "0123456789abcdef" * 2 + "01234567"
     monkeypatch.setenv("WANDB_API_KEY", key)
     made = some_run(tmp_path)
-    filmed(made)
+    made.film(20)
     settings = SinkSettings(
         tensorboard=False, wandb={"project": "p", "entity": None, "mode": "offline"}
     )
