@@ -27,9 +27,9 @@ RATE, CLIP, DECAY = 1e-3, 1.0, 0.995
 
 
 class Denoising(torch.nn.Module):
-    def __init__(self, net, prediction):
+    def __init__(self, net):
         super().__init__()
-        self.net, self.prediction = net, prediction
+        self.net = net
 
     def forward(self, batch):
         actions = batch["actions"]
@@ -50,7 +50,7 @@ def main(asked):
         dynamo_backend="inductor" if asked["compile"] else None,
         cpu=device == "cpu",
     )
-    model = Denoising(recipe.model(), recipe.options.prediction)
+    model = own = Denoising(recipe.model()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
     loader = DataLoader(
@@ -72,7 +72,7 @@ def main(asked):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        average.update_parameters(accelerator.unwrap_model(model, keep_torch_compile=False))
+        average.update_parameters(own)
         if meter.step():
             break
     figures = meter.figures()

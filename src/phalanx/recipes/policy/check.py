@@ -13,7 +13,7 @@ from phalanx.recipes.policy.options import PolicyOptions
 from phalanx.recipes.policy.scaling import choose, measure, trap
 from phalanx.recipes.policy.source import unknown_tasks
 from phalanx.recipes.policy.text import embed_texts
-from phalanx.recipes.policy.vision import SMALL_SIZE, cached_features
+from phalanx.recipes.policy.vision import token_size
 
 MOST_CAMERAS = 2
 
@@ -91,10 +91,6 @@ def resolve(
     steps = np.bincount(part.task, minlength=len(tasks)).tolist()
     by_task, because = choose(options.statistics, steps)
     embedded = embed_texts([texts[task] for task in tasks], options.text_encoder)
-    seen = 0
-    if options.cameras:
-        is_frozen = options.vision_encoder is not None and not options.train_vision
-        seen = cached_features(found, options).shape[-1] if is_frozen else SMALL_SIZE
     notes = [_data_note(found, tasks, steps, said, by_task=by_task, because=because)]
     if not by_task and len(tasks) == 1 and len(found.tasks) > 1:
         own = measure(
@@ -110,7 +106,7 @@ def resolve(
         "state_size": int(found.states.shape[1]),
         "action_size": int(found.actions.shape[1]),
         "text_size": embedded.shape[1] if embedded is not None else 0,
-        "seen_size": seen,
+        "seen_size": token_size(found, options),
         "statistics": "task" if by_task else "dataset",
     }
     return options.model_copy(update=settled), notes

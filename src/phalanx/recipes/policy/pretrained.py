@@ -1,28 +1,49 @@
-"""Models of transformers that embed texts and pictures: from a folder or from the hub."""
+"""Models of transformers that embed texts and pictures: from a folder or from the hub. safetensors
+only, and no code of the model's own."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from phalanx.recipe import Finding, UserError
 
-Kind = Literal["text", "vision"]
 
-
-def load_pretrained(name: str, key: str, *, kind: Kind) -> tuple[Any, Any]:
-    """The model and what prepares its input; safetensors only, no code of the model's own."""
-    try:
+def load_text_model(name: str, key: str) -> tuple[Any, Any]:
+    """A model and its tokenizer."""
+    with _told(name, key):
         import transformers
+
+        model = transformers.AutoModel.from_pretrained(name, use_safetensors=True).eval()
+        return model, transformers.AutoTokenizer.from_pretrained(name)
+
+
+def load_vision_model(name: str, key: str) -> tuple[Any, dict[str, Any]]:
+    """A model, of one of texts and pictures the half that sees, and how its pictures are prepared.
+    That is read here: the classes of transformers for it need torchvision."""
+    with _told(name, key):
+        import transformers
+        from transformers.utils.hub import cached_file
+
+        model = transformers.AutoModel.from_pretrained(name, use_safetensors=True).eval()
+        file = cached_file(name, "preprocessor_config.json")
+        prepared: Any = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+        return getattr(model, "vision_model", model), dict(prepared)
+
+
+@contextmanager
+def _told(name: str, key: str) -> Iterator[None]:
+    """What goes wrong with a model, as a Finding."""
+    try:
+        import transformers  # noqa: F401
     except ImportError as error:
         raise UserError(_no_transformers(name, key)) from error
-    prepare: Any = transformers.AutoTokenizer if kind == "text" else transformers.AutoImageProcessor
     try:
-        model = transformers.AutoModel.from_pretrained(name, use_safetensors=True).eval()
-        if kind == "vision":
-            # Of a model of texts and pictures, the half that sees.
-            model = getattr(model, "vision_model", model)
-        return model, prepare.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(_not_loaded(name, key, error)) from error
 
 

