@@ -49,7 +49,7 @@ def main():
             figures.update(trainer.metrics)
 
     model.add_callback("on_fit_epoch_end", keep)
-    model.train(**SETTINGS, **AUGMENTATION, **request)
+    model.train(**{**SETTINGS, **AUGMENTATION, **request})
     names = {"mAP50": "mAP50", "mAP50-95": "mAP50-95", "precision": "precision", "recall": "recall"}
     found = {name: float(figures[f"metrics/{key}(B)"]) for name, key in names.items()}
     out.write_text(json.dumps(found))
