@@ -38,8 +38,8 @@ class _Running:
 
 
 def run_at_once(trainings, *, on_done, budget_s, cores=None):
-    """Start trainings in their order as soon as cores are free; `on_done(training, record)` hears of
-    each that ended. Returns the names of those that were left out."""
+    """Start trainings in their order as soon as cores are free; `on_done(training, record)` hears
+    of each that ended. Returns the names of those that were left out."""
     free = sorted(cores if cores is not None else os.sched_getaffinity(0))
     most = len(free)
     ends = time.monotonic() + budget_s

@@ -4,11 +4,11 @@ batch, augmentation, optimizer and rates, some seeds each, on one rank and on tw
     python benchmarks/detection/learning.py --out learning.jsonl --seeds 5 --budget-s 540
     python benchmarks/detection/report.py learning.jsonl --write
 
-Run it in the recipe's environment (`make detection`). As many as there are cores for are trained at
-a time. With a GPU, Phalanx on one rank and Ultralytics share it; two ranks need two devices, and run
-on the CPU with gloo, to which Ultralytics' trainer has no counterpart. A line of JSON is written as
-each training ends; what is in the file already is not trained again. All evaluate the averaged
-weights of the last epoch with Ultralytics' metrics, in fp32.
+Run it in the recipe's environment (`make detection`). As many as there are cores for are trained
+at a time. With a GPU, Phalanx on one rank and Ultralytics share it; two ranks need two devices, and
+run on the CPU with gloo, to which Ultralytics' trainer has no counterpart. A line of JSON is
+written as each training ends; what is in the file already is not trained again. All evaluate the
+averaged weights of the last epoch with Ultralytics' metrics, in fp32.
 """
 
 import argparse

@@ -112,9 +112,7 @@ def training(batch, rate, seed, data, given, folder, *, has_gpu):
         return {key: metrics[key] for key in ("mAP50", "mAP50-95")}
 
     argv = [sys.executable, "-m", "phalanx", "train", *words]
-    return Training(
-        name_of(batch, rate), seed, given.cores, argv, figures, folder / f"{name}.log"
-    )
+    return Training(name_of(batch, rate), seed, given.cores, argv, figures, folder / f"{name}.log")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
 from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed, stop_step
 from phalanx.engine.graph import GraphedStep
-from phalanx.engine.initial_weights import load_initial_weights
+from phalanx.engine.initial_weights import load_initial_weights, plain_file
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
@@ -122,7 +122,7 @@ class Assembly:
             say(f"reading pretrained weights, {format_bytes(self.pretrained.num_bytes())}")
             self.pretrained.load(self.strategy)
         if self.job.init_from is not None:
-            source = Path(self.job.init_from)
+            source = plain_file(self.recipe, Path(self.job.init_from))
             self.findings += load_initial_weights(self.strategy, source, self.pretrained)
 
     def make_feed(self, start: int, wishes: Wishes) -> Feed:

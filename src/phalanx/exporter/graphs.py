@@ -141,7 +141,7 @@ def _record(request: Request, recipe: Recipe, exported: Exported) -> dict[str, s
         "is_dynamic": request.is_dynamic,
         "outputs": list(exported.outputs),
     }
-    return describe({**recipe.export_metadata(), RECORD: record})
+    return describe({"batch": request.batch, **recipe.export_metadata(), RECORD: record})
 
 
 def _say_left_out(

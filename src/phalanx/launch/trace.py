@@ -22,9 +22,17 @@ def trace_recipe(
     options: dict[str, Any],
     precisions: tuple[str, ...] = EAGER,
     launcher: Launcher | None = None,
+    *,
+    is_evaluation: bool = False,
 ) -> Answer:
-    """The Trace of a recipe with these options, and what is wrong with either."""
-    asked = {"recipe": spec, "options": options, "precisions": precisions}
+    """The Trace of a recipe with these options, and what is wrong with either; for an evaluation
+    the test split alone is looked at."""
+    asked = {
+        "recipe": spec,
+        "options": options,
+        "precisions": precisions,
+        "is_evaluation": is_evaluation,
+    }
     answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher)
     if answer is None:
         return None, [_silent(spec, silent_because)]

@@ -20,6 +20,7 @@ from phalanx.recipe.interface import (
     TaskResult,
     Term,
 )
+from phalanx.recipe.signing import sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
 
@@ -46,4 +47,5 @@ __all__ = [
     "cache_folder",
     "did_you_mean",
     "keys",
+    "sign_file",
 ]

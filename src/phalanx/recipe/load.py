@@ -125,7 +125,9 @@ def load_recipe(spec: str, options: dict[str, Any]) -> Recipe:
         judged = recipe.Options.model_validate(options)
     except ValidationError as error:
         raise UserError(_option_findings(error, recipe.Options)) from None
-    return recipe(judged)
+    made = recipe(judged)
+    made.spec = spec
+    return made
 
 
 def _import_file(path: Path) -> Any:
