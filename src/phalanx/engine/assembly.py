@@ -39,6 +39,7 @@ from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
 
 if TYPE_CHECKING:
+    from phalanx.engine.disk_cache import DiskCache
     from phalanx.engine.sample_cache import SampleCache
     from phalanx.engine.speed import Compiler
 
@@ -147,9 +148,13 @@ class Assembly:
         kept: Data = self._cache.keep(data, first=self.plan.num_samples.value)
         return kept
 
-    def _open_cache(self) -> SampleCache | None:
+    def _open_cache(self) -> SampleCache | DiskCache | None:
         if self.plan.cache.value == "off":
             return None
+        if self.plan.cache.value == "disk":
+            from phalanx.engine.disk_cache import DiskCache, samples_folder
+
+            return DiskCache(samples_folder(), limit_bytes=self.plan.cache_bytes)
         from phalanx.engine.sample_cache import open_cache
 
         samples = self.plan.num_samples.value + self.plan.num_test_samples.value

@@ -147,7 +147,9 @@ class Data(Protocol):
     `Epoch`.
 
     With `loader.cache: ram` what a `load(index)` of it returns is kept in memory: it reads and
-    decodes without randomness, and the methods above call it.
+    decodes without randomness, and the methods above call it. With `disk` it is kept for later runs
+    too, under what `origin(index)` returns: a text that is another one when the sample is, such as
+    path, size and time of its file with the options that `load` heeds.
     """
 
     def __len__(self) -> int: ...
