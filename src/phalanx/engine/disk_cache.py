@@ -2,9 +2,9 @@
 user's cache folder, that all ranks and loader processes of a machine share.
 
     8 bytes: size of the file | 8 bytes: size of the header | header | arrays
-A file is named after what its sample comes from, which the data set's `origin(index)` says: an image
-that was changed is looked for under another name. Files appear whole. They stay until somebody
-removes the folder.
+A file is named after what its sample comes from, which the data set's `origin(index)` says: an
+image that was changed is looked for under another name. Files appear whole. They stay until
+somebody removes the folder.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ def probe_machine(
 ) -> Machine:
     """Ask this machine what there is; never raises for a broken driver or torch.
 
-    `output` is where runs will be written, `samples` where samples are kept. Without torch it takes a tenth of a second; with it,
-    one `import torch` in a child and a start of CUDA there, unless `ask` knows the answer.
+    `output` is where runs will be written, `samples` where samples are kept. Without torch it takes
+    a tenth of a second; with it, one `import torch` in a child and a start of CUDA there, unless
+    `ask` knows the answer.
     """
     limits = host.probe_cgroup()
     soft, hard = host.probe_open_files()

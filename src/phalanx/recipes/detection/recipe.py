@@ -52,10 +52,14 @@ class DetectionRecipe(Recipe):
 
     @functools.cached_property
     def source(self) -> Source:
+        """The data set, with the images of the splits that are used."""
+        return self._read_source(self.splits)
+
+    def _read_source(self, splits: Sequence[Split]) -> Source:
         from phalanx.recipes.detection.shapes import shapes_file
 
         file = self.options.data or shapes_file()
-        source, findings = read_source(file, splits=self.splits, tested=self.options.split)
+        source, findings = read_source(file, splits=splits, tested=self.options.split)
         if source is None or any(finding.severity == "error" for finding in findings):
             raise UserError(findings)
         return source
@@ -70,8 +74,9 @@ class DetectionRecipe(Recipe):
     def labels(self, split: Split) -> Labels:
         from phalanx.recipes.detection.labels import read_labels
 
+        source = self.source if split in self.splits else self._read_source([split])
         return read_labels(
-            self.source.images[split],
+            source.images[split],
             classes=len(self.source.names),
             check_images=self.options.check_images,
         )
