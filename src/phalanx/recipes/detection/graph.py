@@ -99,8 +99,10 @@ def match_detections(wanted: Tensor, made: Tensor, options: DetectionOptions) ->
     alone."""
     from phalanx.recipes.detection.scoring import suppress
 
+    # Suppression changes what it is given.
+    pairs = (suppress(table.clone(), options) for table in (wanted, made))
     count = alone = 0
-    for one, other in zip(suppress(wanted, options), suppress(made, options), strict=True):
+    for one, other in zip(*pairs, strict=True):
         for here, there in ((one, other), (other, one)):
             looked = here[: min(_COMPARED, len(here))]
             looked = looked[looked[:, 4] > options.conf + _SAME_SCORE]
