@@ -24,6 +24,7 @@ from phalanx.recipe.interface import (
 )
 from phalanx.recipe.progress import report
 from phalanx.recipe.rollouts import roll_out
+from phalanx.recipe.signing import sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import new_folder, write_atomic
@@ -58,5 +59,6 @@ __all__ = [
     "new_folder",
     "report",
     "roll_out",
+    "sign_file",
     "write_atomic",
 ]
