@@ -68,6 +68,8 @@ class Evaluated:
     is_same: bool | None = None
     """Whether that is what was found now, to the last bit; None: there is nothing to compare."""
     benchmark: str | None = None
+    next_benchmark: str | None = None
+    """Of the test split: the benchmark that the recipe wants to be run after it."""
     tasks: list[Task] = field(default_factory=list)
     media: list[Path] = field(default_factory=list)
     run: Path | None = None
@@ -205,7 +207,8 @@ def _report(
     plan = prepared.plan
     metrics: dict[str, float] = heard.found["metrics"]
     recorded = trained.recorded
-    if recorded is not None and trained.file.suffix == ".onnx":
+    is_onnx = trained.file.suffix == ".onnx"
+    if recorded is not None and is_onnx:
         # A file gives what the recipe exports, from which not every figure can be had.
         recorded = {name: value for name, value in recorded.items() if name in metrics}
     is_same, difference = compare_recorded(metrics, recorded)
@@ -225,6 +228,7 @@ def _report(
         where=f"{ranks} {unit}{plural}, {plan.precision.value}",
         recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
+        next_benchmark=None if is_onnx else prepared.trace.default_benchmark,
         run=trained.run.path if trained.run is not None else None,
         findings=[*notes, *heard.findings, *found],
     )

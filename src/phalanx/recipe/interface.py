@@ -187,6 +187,8 @@ class Recipe:
     alone, and `check` need not look for the other."""
     benchmarks: ClassVar[Mapping[str, str]] = {}
     """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
+    default_benchmark: ClassVar[str | None] = None
+    """The one that `phalanx evaluate` runs after the test split where none is named."""
     Collecting: ClassVar[type[BaseModel] | None] = None
     """What `phalanx recipes collect` may be told: `Options` of its own. None: it collects nothing.
     """

@@ -88,6 +88,17 @@ def test_evaluations_begin_at_other_places():
     assert np.abs(marks[0] - marks[1]).max() > 1e-3
 
 
+def test_cameras_of_one_process_do_not_draw_into_each_other():
+    # Without its own context an environment's picture has another one's meshes.
+    arms = [Arm(task, 1, "corner2", 64) for task in ("reach-v3", "door-open-v3")]
+    for arm in arms:
+        arm.reset(0)
+    first = [arm.picture() for arm in arms]
+    for arm, before in zip(arms, first, strict=True):
+        np.testing.assert_array_equal(arm.picture(), before)
+    assert np.abs(first[0].astype(int) - first[1]).max() > 60
+
+
 def test_a_short_training_is_far_above_no_training(trained, tmp_path):
     from safetensors.torch import save_file
 

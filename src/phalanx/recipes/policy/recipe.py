@@ -49,6 +49,8 @@ class PolicyRecipe(Recipe):
         **SUITES,
     }
 
+    default_benchmark = "metaworld"
+
     @classmethod
     def collect(cls, settings: PolicyCollecting, out: Path | None) -> Collected:
         from phalanx.recipes.policy.collecting import collect

@@ -122,6 +122,11 @@ class Arm:
 
     def picture(self) -> np.ndarray:
         """What its camera sees: height x width x 3 bytes."""
+        viewer = self._environment.mujoco_renderer.viewer
+        if viewer is not None:
+            # gymnasium 1.4 draws in whatever context was used last: another environment's, with
+            # half of this one's shapes.
+            viewer.make_context_current()
         image = np.asarray(self._environment.render(), np.uint8)
         return image[::-1] if self._camera in _UPSIDE_DOWN else image
 
