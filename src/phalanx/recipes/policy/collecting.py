@@ -45,6 +45,7 @@ from phalanx.recipes.policy.simulator import (
     unknown_tasks,
 )
 
+_VERSION = 1  # of what is collected: another one is collected anew
 _LINGER = 20  # steps after success: the policy learns to stay there
 _BLOCK = 10  # episodes that one process does in one go: an environment takes a second to make
 _SPARE = 1.1  # episodes tried for one that is wanted: experts fail at times
@@ -66,7 +67,7 @@ class _Tried(NamedTuple):
 def collected_folder(settings: PolicyCollecting) -> Path:
     """Where demonstrations lie that were collected with these settings."""
     asked = settings.model_dump(mode="json", exclude={"workers"})
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:12]
     return cache_folder("policy") / f"metaworld-{name}"
 
 
