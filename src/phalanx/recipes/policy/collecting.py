@@ -45,7 +45,7 @@ from phalanx.recipes.policy.simulator import (
     unknown_tasks,
 )
 
-_LINGER = 10  # steps after success: the policy learns to stay there
+_LINGER = 20  # steps after success: the policy learns to stay there
 _BLOCK = 10  # episodes that one process does in one go: an environment takes a second to make
 _SPARE = 1.1  # episodes tried for one that is wanted: experts fail at times
 
