@@ -1,4 +1,5 @@
-"""Drivers in highway-env: its own IDM and MOBIL behind the wheel, or a plan that is followed.
+"""Drivers in highway-env: its own traffic, an expert behind the ego vehicle's wheel, and a vehicle
+that does as it is told.
 
 Imports highway-env: only worlds are built with it, not the model and not the options.
 """
@@ -12,9 +13,15 @@ from highway_env.vehicle.behavior import IDMVehicle
 from highway_env.vehicle.controller import ControlledVehicle
 from highway_env.vehicle.kinematics import Vehicle
 
+_TIMES = np.arange(0.0, 4.01, 0.25)  # at which an expert looks ahead
+_DISCS = np.array([-1.8, 0.0, 1.8])  # a vehicle of 5 x 2 m as three discs along it
+_APART_M = 2 * 1.25 + 0.7  # their diameter, and room to spare
+_SPEED_UP = 2.5  # m/s2, what going means
+_BRAKES = (0.0, -2.0, -4.0, -6.0)
+
 
 class Traffic(IDMVehicle):  # type: ignore[misc]
-    """The other vehicles."""
+    """The other vehicles: IDM along their lane, MOBIL between lanes."""
 
 
 class CrossingTraffic(IDMVehicle):  # type: ignore[misc]
@@ -22,49 +29,70 @@ class CrossingTraffic(IDMVehicle):  # type: ignore[misc]
     it is given: on IDMVehicle itself they would change every other scenario in the process."""
 
 
-class Expert(Traffic):
-    """highway-env's driver in the place of the ego vehicle: IDM along the lane, MOBIL between
-    lanes. At a roundabout it gives way, which IDM alone does not: it sees its own lane only."""
+class Expert(IDMVehicle):  # type: ignore[misc]
+    """highway-env's IDM and MOBIL in the place of the ego vehicle.
 
-    give_way_to: tuple[str, ...] = ()
-    """Nodes of the roads that have the right of way."""
-    give_way_at: tuple[str, str] | None = None
-    """The road at whose end the ego vehicle waits."""
+    IDM sees its own lane only. Where roads cross, this one also looks where everybody will be in
+    the next seconds, and waits at its line, or brakes, where it would meet somebody: highway-env's
+    own rules stop in the middle of the intersection and know none for a roundabout."""
 
-    def acceleration(
-        self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None
-    ) -> float:
-        wanted: float = super().acceleration(ego_vehicle, front_vehicle, rear_vehicle)
-        if ego_vehicle is self and self.give_way_at is not None:
-            wanted = min(wanted, self._give_way())
-        return wanted
+    line: tuple[str, str, float] | None = None
+    """The road at whose end it may have to wait, and how far before the end; None: nothing
+    crosses."""
+    cruise = 0.0
+    """What it would like to drive: highway-env's rules set `target_speed` to 0."""
 
-    def _give_way(self) -> float:
-        """Brake for the line at the end of this road while somebody comes; infinite otherwise."""
-        lane = self.road.network.get_lane((*self.give_way_at, 0))
-        along, across = lane.local_coordinates(self.position)
-        left_m = lane.length - along - GIVE_WAY_BEFORE_M
-        is_there = abs(across) < lane.width_at(along) and self.lane_index[:2] == self.give_way_at
-        if not is_there or not -2.0 < left_m < 40.0:
-            return float("inf")
-        if self.speed**2 / 2 / self.ACC_MAX > left_m + 1.0:  # too late to stop: go on
-            return float("inf")
-        entry = lane.position(lane.length, 0)
-        arrival_s = max(left_m + GIVE_WAY_BEFORE_M, 0.0) / max(self.speed, 4.0)
-        for other in self.road.vehicles:
-            if other is self or other.lane_index[0] not in self.give_way_to:
-                continue
-            ahead_m = float(np.dot(entry - other.position, other.direction))
-            away_m = float(np.linalg.norm(entry - other.position))
-            passes_s = away_m / max(other.speed, 1.0)
-            is_coming = ahead_m > -6.0 and away_m < 45.0
-            if is_coming and passes_s < arrival_s + 2.5:
-                return float(-(self.speed**2) / (2 * max(left_m, 0.5))) - 0.2
-        return float("inf")
+    def act(self, action: Any = None) -> None:
+        if self.line is not None:
+            self.target_speed = self.cruise
+        super().act()
+        if self.line is not None and not self.crashed:
+            wanted = self.action["acceleration"]
+            self.action["acceleration"] = min(wanted, self._careful(wanted))
+
+    def _careful(self, wanted: float) -> float:
+        """The most that it may accelerate."""
+        others = [v for v in self.road.vehicles if v is not self and self._matters(v)]
+        if not others:
+            return wanted
+        theirs = np.stack([_discs(*_predict(v, v.speed * _TIMES)) for v in others])
+        start, end, before_m = self.line  # type: ignore[misc]
+        lane = self.road.network.get_lane((start, end, 0))
+        left_m = lane.length - before_m - lane.local_coordinates(self.position)[0]
+        is_before = self.target_lane_index[:2] == (start, end) and left_m > -1.0
+        if is_before and self._may_stop(left_m):
+            if not self._meets(theirs, _SPEED_UP):
+                return wanted
+            return float(-(max(self.speed, 0.0) ** 2) / (2 * max(left_m, 0.4)))
+        for brake in _BRAKES:
+            if not self._meets(theirs, brake):
+                return brake if brake else wanted
+        return _BRAKES[-1]
+
+    def _may_stop(self, left_m: float) -> bool:
+        return bool(self.speed**2 / 2 / self.ACC_MAX < left_m + 0.5)
+
+    def _matters(self, other: Any) -> bool:
+        """Not who is far away, and not who is behind, whose business this vehicle is."""
+        offset = other.position - self.position
+        ahead = float(offset @ self.direction)
+        across = float(abs(offset[1] * self.direction[0] - offset[0] * self.direction[1]))
+        return bool(np.linalg.norm(offset) < 60 and not (ahead < -2.0 and across < 3.0))
+
+    def _meets(self, theirs: np.ndarray, acceleration: float) -> bool:
+        speeds = np.clip(self.speed + acceleration * _TIMES, 0.0, max(self.cruise, self.speed))
+        ways = np.concatenate([[0.0], np.cumsum((speeds[1:] + speeds[:-1]) / 2 * _TIMES[1])])
+        own = _discs(*_predict(self, ways))
+        gaps = np.linalg.norm(own[None, :, :, None] - theirs[:, :, None, :], axis=-1)
+        return bool((gaps < _APART_M).any())
 
 
-class CrossingExpert(CrossingTraffic):
-    """The ego vehicle of the intersection, whose rules make it yield."""
+class CrossingExpert(Expert):
+    """The ego vehicle of the intersection, with the gaps of its traffic."""
+
+    DISTANCE_WANTED = 7.0
+    COMFORT_ACC_MAX = 6.0
+    COMFORT_ACC_MIN = -3.0
 
 
 class Driven(ControlledVehicle):  # type: ignore[misc]
@@ -74,5 +102,30 @@ class Driven(ControlledVehicle):  # type: ignore[misc]
         Vehicle.act(self, action)
 
 
-GIVE_WAY_BEFORE_M = 6.0
-"""Where a vehicle's centre waits, before the end of its road."""
+def _predict(vehicle: Any, ways: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and headings of a vehicle along its route, after some metres each."""
+    network, target = vehicle.road.network, vehicle.target_lane_index
+    chain = [network.get_lane(target)]
+    for start, end, index in vehicle.route or ():
+        if (start, end) != target[:2]:
+            several = network.graph[start][end]
+            chain.append(several[min(target[2] if index is None else index, len(several) - 1)])
+    along, across = chain[0].local_coordinates(vehicle.position)
+    positions, headings = [], []
+    piece, passed = 0, 0.0
+    for way in along + ways:
+        while way - passed > chain[piece].length and piece + 1 < len(chain):
+            passed += chain[piece].length
+            piece += 1
+        lane, place = chain[piece], way - passed
+        # What it is beside its lane now it will not be for long.
+        beside = across * max(0.0, 1 - (way - along) / 10.0) if piece == 0 else 0.0
+        positions.append(lane.position(place, beside))
+        headings.append(lane.heading_at(place))
+    return np.array(positions), np.array(headings)
+
+
+def _discs(positions: np.ndarray, headings: np.ndarray) -> np.ndarray:
+    """Their middles: times x discs x 2."""
+    along = np.stack([np.cos(headings), np.sin(headings)], -1)
+    return np.asarray(positions[:, None] + _DISCS[:, None] * along[:, None])

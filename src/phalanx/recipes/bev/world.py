@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,8 @@ class Scenario:
     duration_s: float = 25.0
     expert: str = "Expert"
     traffic: str = "Traffic"
-    rules: dict[str, Any] = field(default_factory=dict)
-    """Attributes of the expert."""
+    line: tuple[str, str, float] | None = None
+    """Where its expert waits for others: so far before the end of a road."""
 
 
 def _ring(destination: str) -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ SCENARIOS = {
             cruise=(9.0, 12.0),
             length_m=None,
             beyond_m=10.0,
-            rules={"give_way_to": ("we", "sx"), "give_way_at": ("ses", "se")},
+            line=("ses", "se", 6.0),
         ),
         Scenario(
             "intersection",
@@ -120,6 +120,7 @@ SCENARIOS = {
             cruise=(9.0, 10.0),
             length_m=None,
             beyond_m=25.0,
+            line=("o0", "ir0", 0.5),
             expert="CrossingExpert",
             traffic="CrossingTraffic",
         ),
@@ -176,7 +177,7 @@ class World:
         self.is_off_road = False
         self._frames: deque[Frame] = deque(maxlen=_FRAMES)
         self._look()
-        self._begun_m = self._along_m
+        self._begun_m, self.progress_m = self._along_m, 0.0
         self.route_m = self._route_length()
 
     def _place_ego(self, rng: np.random.Generator, is_expert: bool) -> None:
@@ -217,8 +218,7 @@ class World:
             route=lanes,
         )
         if is_expert:
-            for name, value in self.scenario.rules.items():
-                setattr(ego, name, value)
+            ego.line, ego.cruise = self.scenario.line, self._state["cruise"]
         return ego
 
     def hand_over(self) -> None:
