@@ -51,6 +51,8 @@ def collect(settings: BevCollecting, out: Path | None) -> Path:
         done=lambda done: report(f"highway-env's experts drive: {done} of {len(episodes)}"),
     )
     about: dict[str, Any] = {"version": _VERSION, **settings.model_dump(exclude={"workers"})}
+    empty = sum(not samples for samples in found)
+    about["left_out"] = {"they ended within a plan's length": empty} if empty else {}
     with new_folder(folder) as temporary:
         for split in counts:
             kept = [
@@ -75,6 +77,17 @@ def _drive(episode: tuple[str, str, int]) -> dict[str, np.ndarray]:
 def is_collection(folder: Path) -> bool:
     """Whether `collect` wrote this folder."""
     return (folder / ABOUT).is_file()
+
+
+def describe(folder: Path) -> list[str]:
+    """What was collected, in words."""
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    roads = ", ".join(about["scenarios"])
+    return [
+        f"{about['train']:,} samples to train and {about['test']:,} to test, of {roads}: "
+        f"{about['episodes']} episodes of each to train",
+        *(f"{count} episodes gave none: {why}" for why, count in about["left_out"].items()),
+    ]
 
 
 def read_arrays(folder: Path, split: Split) -> dict[str, np.ndarray]:

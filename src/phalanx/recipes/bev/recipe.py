@@ -29,6 +29,7 @@ from phalanx.recipe import (
     Stored,
     Tensors,
     Term,
+    UserError,
     keys,
 )
 from phalanx.recipes.bev.diffusion import LEAST_NOISE
@@ -53,6 +54,21 @@ class BevRecipe(Recipe):
     benchmarks: ClassVar[Mapping[str, str]] = {
         "highway": "highway, merge, roundabout and intersection of highway-env, in the loop.",
     }
+
+    @classmethod
+    def collect(cls, settings: BevCollecting, out: Path | None) -> Collected:
+        from phalanx.recipes.bev.closed_loop import missing_simulator
+        from phalanx.recipes.bev.dataset import collect, describe
+
+        if findings := missing_simulator():
+            raise UserError(findings)
+        folder = collect(settings, out)
+        return Collected(folder, describe(folder))
+
+    def benchmark(self, model: nn.Module, name: str, settings: BenchmarkSettings) -> Benchmarked:
+        from phalanx.recipes.bev.closed_loop import run_highway
+
+        return run_highway(model, settings, self.options.scenarios)
 
     def model(self) -> nn.Module:
         from phalanx.recipes.bev.data import shape_of
