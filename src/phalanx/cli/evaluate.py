@@ -175,7 +175,9 @@ def _show_tasks(done: Evaluated) -> None:
     for task in done.tasks:
         rows.append(_task_row(task.task, task, names))
         for whose, others in done.baselines.items():
-            rows += [_task_row(f"  {whose}", other, names) for other in others if other.task == task.task]
+            rows += [
+                _task_row(f"  {whose}", other, names) for other in others if other.task == task.task
+            ]
     console.table(
         rows,
         title=done.benchmark,

@@ -24,7 +24,13 @@ def run_benchmark(request_file: Path, result_file: Path) -> None:
     """Answer a request `{recipe, options, file, benchmark, settings, video, device}` with `{tasks,
     baselines, media, seconds, device, findings}`; never raises for the user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
-    answer: dict[str, Any] = {"tasks": [], "baselines": {}, "media": [], "findings": [], "seconds": 0.0}
+    answer: dict[str, Any] = {
+        "tasks": [],
+        "baselines": {},
+        "media": [],
+        "findings": [],
+        "seconds": 0.0,
+    }
     try:
         answer |= _run(request)
     except UserError as error:

@@ -6,7 +6,6 @@ All three drive the same episodes: the same seeds, the same traffic, seeds that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from phalanx.recipe import (
     report,
     roll_out,
 )
-from phalanx.recipes.bev.dataset import BENCHMARK_SEEDS
+from phalanx.recipes.bev.dataset import BENCHMARK_SEEDS, missing_simulator
 from phalanx.recipes.bev.driving import DRIVERS, Drive, Driver, Episode, drive
-from phalanx.recipes.bev.world import PLANNED_HZ, SCENARIOS, WAYPOINT_S, WAYPOINTS
+from phalanx.recipes.bev.world import PLANNED_HZ, WAYPOINT_S, WAYPOINTS
 
 EPISODES = 25
 _TOGETHER = 8  # episodes that a process has under way: the model answers them in one batch
@@ -93,9 +92,7 @@ def summarise(task: str, drives: Sequence[Drive]) -> TaskResult:
 
 def _answer(model: nn.Module, seen: list[dict[str, np.ndarray]]) -> list[Any]:
     device = next(model.parameters()).device
-    batch = [
-        torch.from_numpy(np.stack([one[name] for one in seen])).to(device) for name in _SEEN
-    ]
+    batch = [torch.from_numpy(np.stack([one[name] for one in seen])).to(device) for name in _SEEN]
     with torch.no_grad():
         waypoints, deviation = model(*batch)
     pairs = zip(waypoints.cpu().numpy(), deviation.cpu().numpy(), strict=True)
@@ -112,20 +109,6 @@ def _films(found: dict[tuple[Driver, str], list[Drive]], tasks: Sequence[str]) -
                 film = encode_film(one.films, fps=PLANNED_HZ * 2)
                 films.append(Media(task, ".mp4", film, caption))
     return films
-
-
-def missing_simulator() -> list[Finding]:
-    """What is needed to drive, and is not installed."""
-    if find_spec("highway_env") is not None:
-        return []
-    return [
-        Finding(
-            slug="missing-extra",
-            what="highway-env is needed, and is not installed",
-            why="the recipe's own data and its closed loop are driven in it, in the extra `bev`",
-            fix="pip install 'phalanx[bev]'",
-        )
-    ]
 
 
 def _too_far(horizon: int, longest: int) -> Finding:

@@ -68,9 +68,11 @@ def collect_episode(scenario_name: str, seed: int) -> dict[str, np.ndarray]:
         displaced = np.array([*beside, pose[2] + turn])
         back = _come_back(future, pose, displaced, speed, speed + faster)
         samples.append(_sample(roads, moment, displaced, speed + faster, back, world.command))
-    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]} if (
-        samples
-    ) else {}
+    return (
+        {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        if (samples)
+        else {}
+    )
 
 
 def _drive_clumsily(world: World, rng: np.random.Generator) -> None:

@@ -8,34 +8,94 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.recipe import Data, Split, Tensors, cache_folder, write_atomic
+from phalanx.recipe import Data, Finding, Split, Tensors, cache_folder, write_atomic
 from phalanx.recipes.bev import grid, world
-from phalanx.recipes.bev.dataset import collect, default_folder, is_collection, read_arrays
+from phalanx.recipes.bev.dataset import (
+    collect,
+    default_folder,
+    is_collection,
+    missing_simulator,
+    read_arrays,
+)
 from phalanx.recipes.bev.network import Shape
 from phalanx.recipes.bev.options import BevCollecting, BevOptions
+from phalanx.recipes.bev.recorded import check_routes, open_routes
 
 _NARROWEST_M = 0.05  # a spread: below, noise would be a matter of millimetres
 
 
-def is_simulated(options: BevOptions) -> bool:
-    """Whether highway-env is what the planner sees."""
-    return options.data is None or is_collection(options.data)
+def sees_grid(options: BevOptions) -> bool:
+    """Whether highway-env's grid is what the planner sees. A folder that is not here, where a
+    trained planner drives, is taken for a collection."""
+    if options.bev_kind != "auto":
+        return options.bev_kind == "grid"
+    return options.data is None or not options.data.is_dir() or is_collection(options.data)
 
 
 def shape_of(options: BevOptions) -> Shape:
     """What a planner is given and gives; known without any data."""
     known = (world.COMMANDS, len(world.ROUTE_M), world.WAYPOINTS, world.WAYPOINT_S)
-    scale = [(float(offset), float(unit)) for offset, unit in grid.cell_scale()]
-    return Shape(len(grid.CHANNELS), grid.CELLS, *known, scale)
+    if sees_grid(options):
+        return Shape(len(grid.CHANNELS), grid.CELLS, *known, grid.SCALE)
+    channels = options.bev_channels * options.history
+    unit = 1.0 if options.bev_kind == "feature" else 255.0
+    return Shape(channels, options.bev_cells, *known, [(0.0, unit)] * channels)
 
 
-def open_split(split: Split, options: BevOptions) -> Data:
+def describe_inputs(options: BevOptions) -> dict[str, Any]:
+    """What a planner is to be given, for who runs it elsewhere."""
+    shape = shape_of(options)
+    about: dict[str, Any] = {
+        "frame": "x ahead, y to the right, metres",
+        "bev": {"layout": "channels, ahead, right", "channels": shape.channels},
+        "speed": "m/s",
+        "command": "CARLA's RoadOption: 1 left, 2 right, 3 straight, 4 follow the lane",
+        "route": {"points_ahead_m": list(world.ROUTE_M)},
+        "plan": {"waypoints": shape.waypoints, "every_s": shape.waypoint_s},
+    }
+    if sees_grid(options):
+        about["bev"] |= {
+            "channels": list(grid.CHANNELS),
+            "cells": list(grid.CELLS),
+            "cell_m": list(grid.CELL_M),
+            "behind_m": grid.BEHIND_M,
+        }
+    return about
+
+
+def check_data(options: BevOptions) -> list[Finding]:
+    """What stands between a planner and its data."""
     folder = options.data
     if folder is None:
-        asked = BevCollecting(scenarios=options.scenarios, episodes=options.episodes)
-        folder = default_folder(asked)
+        is_there = is_collection(default_folder(_asked(options)))
+        return [] if is_there else missing_simulator()
+    if not folder.is_dir():
+        return [_no_folder(folder)]
+    return [] if is_collection(folder) else check_routes(options)
+
+
+def _asked(options: BevOptions) -> BevCollecting:
+    return BevCollecting(scenarios=options.scenarios, episodes=options.episodes)
+
+
+def _no_folder(folder: Path) -> Finding:
+    return Finding(
+        slug="bev-routes",
+        what=f"there is no folder `{folder}`",
+        why=f"options.data = {folder}",
+        fix="data=FOLDER_OF_ROUTES, or without data=: highway-env's experts",
+    )
+
+
+def open_split(split: Split, options: BevOptions) -> Data | None:
+    """None: there is nothing to test with."""
+    folder = options.data
+    if folder is not None and not is_collection(folder):
+        return open_routes(split, options)
+    if folder is None:
+        folder = default_folder(_asked(options))
         if not is_collection(folder):
-            collect(asked, None)
+            collect(_asked(options), None)
     return Tensors(read_arrays(folder, split))
 
 

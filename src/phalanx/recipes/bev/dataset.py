@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,20 @@ _VERSION = 1  # of what is drawn and driven: another one is another folder
 _TEST_SEEDS = 500_000
 """Seeds of test episodes count from here, those of benchmarks from twice as many."""
 BENCHMARK_SEEDS = 2 * _TEST_SEEDS
+
+
+def missing_simulator() -> list[Finding]:
+    """What is needed to drive, and is not installed."""
+    if find_spec("highway_env") is not None:
+        return []
+    return [
+        Finding(
+            slug="missing-extra",
+            what="highway-env is needed, and is not installed",
+            why="the recipe's own data and its closed loop are driven in it, in the extra `bev`",
+            fix="pip install 'phalanx[bev]'",
+        )
+    ]
 
 
 def default_folder(settings: BevCollecting) -> Path:

@@ -51,9 +51,7 @@ class Drive:
 
 def drive(episode: Episode) -> Generator[dict[str, np.ndarray], Any, Drive]:
     """One episode; a model is asked for its plans, the others know what to do."""
-    world = World(
-        SCENARIOS[episode.scenario], episode.seed, is_expert=episode.driver == "expert"
-    )
+    world = World(SCENARIOS[episode.scenario], episode.seed, is_expert=episode.driver == "expert")
     roads = road_map(world)
     films: list[np.ndarray] = []
     most = episode.max_steps or 10**6

@@ -6,7 +6,6 @@ and their speeds ahead and to the right.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,8 @@ CHANNELS = ("road", "route", *(f"others {age:g} s ago" for age in HISTORY_S), "a
 SPEED_UNIT = 0.25
 """Metres per second in a step of a speed channel, which is 128 for standing still."""
 _STANDING = 128
+SCALE = [(0.0, 255.0)] * (len(CHANNELS) - 2) + [(float(_STANDING), 20 / SPEED_UNIT)] * 2
+"""For each channel what is taken off it, and what then divides it, to be about 1."""
 _MAP_M = 0.5  # of a pixel
 _LONGEST_M = 1500.0  # of a highway that would go on for 10 km
 
@@ -151,12 +152,3 @@ def _speeds(cover: np.ndarray, others: np.ndarray, pose: np.ndarray) -> np.ndarr
     whose = cover.argmax(0)
     shown = np.where(cover.max(0) > 0, speeds[:, whose], 0.0)
     return np.asarray(np.clip(np.round(shown / SPEED_UNIT) + _STANDING, 0, 255)).astype(np.uint8)
-
-
-@functools.cache
-def cell_scale() -> np.ndarray:
-    """What brings each channel to a range of about 1, and what is taken off before."""
-    return np.array(
-        [(0.0, 255.0)] * (len(CHANNELS) - 2) + [(float(_STANDING), 20 / SPEED_UNIT)] * 2,
-        np.float32,
-    )

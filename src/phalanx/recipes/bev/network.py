@@ -211,15 +211,12 @@ class Planner(nn.Module):
         draws, waypoints = noisy.shape[1:3]
         plan = (self.take_in(noisy) + self.order).flatten(0, 1)
         level = self.noise(_waves(noise)).flatten(0, 1)
-        for layer, (key, value) in zip(self.planning, scene, strict=True):
-            if draws > 1:
-                key, value = (x.repeat_interleave(draws, 0) for x in (key, value))
+        for layer, seen in zip(self.planning, scene, strict=True):
+            key, value = (x.repeat_interleave(draws, 0) if draws > 1 else x for x in seen)
             plan = layer(plan, level, key, value)
         clean, deviation = self.put_out(self.last(plan)).float().chunk(2, -1)
         shape = (-1, draws, waypoints, 2)
-        return Predicted(
-            clean.reshape(shape), deviation.reshape(shape).clamp(_NARROWEST, _WIDEST)
-        )
+        return Predicted(clean.reshape(shape), deviation.reshape(shape).clamp(_NARROWEST, _WIDEST))
 
     def _to_units(self, plan: Tensor, speed: Tensor) -> Tensor:
         """Waypoints in metres (samples x waypoints x 2) as the model knows them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import DirectoryPath, Field, field_validator
+from pydantic import Field, field_validator
 
 from phalanx.recipe import Options
 
@@ -28,7 +29,7 @@ class BevCollecting(Options):
 class BevOptions(Options):
     """Options of the bev recipe."""
 
-    data: DirectoryPath | None = None
+    data: Path | None = None
     """Folder of routes with BEV and measurements, as CARLA's PDM-lite writes them, or one that
     `phalanx recipes collect bev` wrote. Default: highway-env's experts, driven at first use."""
     scenarios: list[ScenarioName] = Field(default=list(ALL), min_length=1)
@@ -36,6 +37,9 @@ class BevOptions(Options):
     episodes: int = Field(default=60, ge=2)
     """Episodes of each scenario, where highway-env's experts are the data."""
 
+    bev_kind: Literal["auto", "grid", "image", "feature"] = "auto"
+    """What the planner sees: highway-env's grid, or a folder's images of classes or colours, or its
+    .npy files of features. `auto`: images, where `data` is a folder of routes."""
     bev_channels: int = Field(default=11, ge=1, le=512)
     """Of a folder's BEV: classes of an image, or channels of a feature."""
     bev_cells: tuple[int, int] = (64, 64)

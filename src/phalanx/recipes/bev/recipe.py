@@ -6,10 +6,12 @@ transformers learns to plan as they do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +29,6 @@ from phalanx.recipe import (
     Sample,
     Split,
     Stored,
-    Tensors,
     Term,
     UserError,
     keys,
@@ -40,6 +41,7 @@ from phalanx.recipes.bev.world import WAYPOINT_S
 _SEEN = ("bev", "speed", "command", "route")
 MISS_M = 2.0
 """A last waypoint farther off than this is a miss, as in Waymo's and Argoverse's figures."""
+_SHOWN = 6  # samples that are drawn
 _SURPRISE = 50.0  # most that one coordinate adds to what the uncertainty learns
 
 
@@ -57,8 +59,7 @@ class BevRecipe(Recipe):
 
     @classmethod
     def collect(cls, settings: BevCollecting, out: Path | None) -> Collected:
-        from phalanx.recipes.bev.closed_loop import missing_simulator
-        from phalanx.recipes.bev.dataset import collect, describe
+        from phalanx.recipes.bev.dataset import collect, describe, missing_simulator
 
         if findings := missing_simulator():
             raise UserError(findings)
@@ -67,7 +68,10 @@ class BevRecipe(Recipe):
 
     def benchmark(self, model: nn.Module, name: str, settings: BenchmarkSettings) -> Benchmarked:
         from phalanx.recipes.bev.closed_loop import run_highway
+        from phalanx.recipes.bev.data import sees_grid
 
+        if not sees_grid(self.options):
+            raise UserError(_sees_other(self.options))
         return run_highway(model, settings, self.options.scenarios)
 
     def model(self) -> nn.Module:
@@ -81,12 +85,22 @@ class BevRecipe(Recipe):
     def data(self, split: Split) -> Data:
         from phalanx.recipes.bev.data import keep_statistics, open_split
 
-        data = open_split(split, self.options)
+        data: Any = open_split(split, self.options)
         if split == "train":
             self._statistics = keep_statistics(data)
         return data
 
     _statistics: Path | None = None
+    """Of the train split, once it has been opened."""
+
+    def check(self) -> list[Finding]:
+        from phalanx.recipes.bev.data import check_data
+
+        return check_data(self.options)
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        assert isinstance(model, Planner)
+        return [*model.seeing, *model.planning]
 
     def weights(self) -> Mapping[str, Stored]:
         """The spread of the train split, where it has been opened; a trained model has its own."""
@@ -131,6 +145,44 @@ class BevRecipe(Recipe):
             "samples": len(off),
         }
 
+    def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
+        from phalanx.recipes.bev.data import sees_grid
+
+        if not self.options.pictures or not sees_grid(self.options):
+            return []
+        from phalanx.recipes.bev.pictures import as_png, draw_sample
+
+        shown = self._shown
+        device = next(model.parameters()).device
+        plans, deviations = model(*(shown[name].to(device) for name in _SEEN))
+        rows = zip(shown["bev"], plans.cpu(), deviations.cpu(), shown["plan"], strict=True)
+        return [
+            Media(
+                f"plan-{number}",
+                ".png",
+                as_png(draw_sample(*(part.numpy() for part in row))),
+                "the plan with its deviations; black: where the expert went",
+            )
+            for number, row in enumerate(rows)
+        ]
+
+    @functools.cached_property
+    def _shown(self) -> Batch:
+        """Samples from all over the test split."""
+        data: Any = self.data("test")
+        ids = np.unique(np.linspace(0, len(data) - 1, _SHOWN).astype(np.int64))
+        return data.__getitems__(ids, ids)
+
+    def exported(self, model: nn.Module) -> Exported:
+        return Exported(
+            model, lambda batch: {name: batch[name] for name in _SEEN}, ("plan", "deviation")
+        )
+
+    def export_metadata(self) -> Mapping[str, Any]:
+        from phalanx.recipes.bev.data import describe_inputs
+
+        return {"preprocessing": describe_inputs(self.options)}
+
     def metrics(self, sums: Mapping[str, float]) -> Mapping[str, float]:
         samples = sums["samples"]
         return {
@@ -141,6 +193,16 @@ class BevRecipe(Recipe):
             "constant_velocity_fde": sums["straight_fde"] / samples,
             "within_2_deviations": sums["within"] / samples,
         }
+
+
+def _sees_other(options: BevOptions) -> Finding:
+    return Finding(
+        slug="benchmark-grid",
+        what="this planner cannot drive in highway-env: it sees something else",
+        why=f"options.data = {options.data}, bev_kind = {options.bev_kind}; the benchmark draws "
+        "highway-env's grid",
+        fix="phalanx train bev, without data=, for a planner that drives there",
+    )
 
 
 def _straight_on(speed: Tensor, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ observations is used: they take longer than the simulation.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def _ring(destination: str) -> list[tuple[str, str]]:
     nodes = ["ser", "ses", "se", "ex", "ee", "nx", "ne", "wx"]
     leaves = nodes.index(f"{destination}x")
     path = [*nodes[: leaves + 1], f"{destination}xs", f"{destination}xr"]
-    return list(zip(path, path[1:], strict=False))
+    return list(itertools.pairwise(path))
 
 
 def _crossing(destination: str) -> list[tuple[str, str]]:
