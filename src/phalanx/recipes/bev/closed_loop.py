@@ -1,4 +1,4 @@
-"""The benchmark `highway`: a planner drives in highway-env, beside its expert and constant velocity.
+"""The benchmark `highway`: a planner in highway-env, beside its expert and constant velocity.
 
 All three drive the same episodes: the same seeds, the same traffic, seeds that no data has.
 """
@@ -69,7 +69,7 @@ def run_highway(
     found: dict[tuple[Driver, str], list[Drive]] = {}
     for episode, result in zip(episodes, drives, strict=True):
         found.setdefault((episode.driver, episode.scenario), []).append(result)
-    results = {
+    results: dict[str, list[TaskResult]] = {
         driver: [summarise(task, found[driver, task]) for task in tasks] for driver in DRIVERS
     }
     own = results.pop("model")

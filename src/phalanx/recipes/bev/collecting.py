@@ -110,7 +110,7 @@ def _come_back(
     ahead = np.array([np.cos(displaced[2]), np.sin(displaced[2])]) * now
     were = np.array([np.cos(pose[2]), np.sin(pose[2])]) * speed
     carried = (ahead - were) * (times * np.exp(-times / _BACK_S))[:, None]
-    return future + (displaced[:2] - pose[:2]) * fades + carried
+    return np.asarray(future + (displaced[:2] - pose[:2]) * fades + carried)
 
 
 def _sample(
@@ -134,7 +134,7 @@ def observe(
     assert len(frames) == len(HISTORY_S)
     return {
         "bev": draw(roads, frames, pose),
-        "speed": np.float32(speed),
-        "command": np.int64(command),
+        "speed": np.array(speed, np.float32),
+        "command": np.array(command, np.int64),
         "route": to_ego(route, pose).astype(np.float32),
     }

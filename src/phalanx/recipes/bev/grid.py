@@ -97,7 +97,7 @@ def _surface(lane: Any) -> np.ndarray:
 
 def to_world(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
     """From the frame of a vehicle at (x, y, heading) to the world's."""
-    return points @ _turn(pose[2]).T + pose[:2]
+    return np.asarray(points @ _turn(pose[2]).T + pose[:2])
 
 
 def to_ego(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
@@ -134,7 +134,9 @@ def _cover(others: np.ndarray, pose: np.ndarray) -> np.ndarray:
     right = offsets[..., 1] * cosines[:, None, None] - offsets[..., 0] * sines[:, None, None]
     cells_ahead = np.abs(cosines) * CELL_M[0] + np.abs(sines) * CELL_M[1]
     cells_right = np.abs(sines) * CELL_M[0] + np.abs(cosines) * CELL_M[1]
-    return _overlap(ahead, others[:, 4], cells_ahead) * _overlap(right, others[:, 5], cells_right)
+    length, width = others[:, 4], others[:, 5]
+    covered = _overlap(ahead, length, cells_ahead) * _overlap(right, width, cells_right)
+    return np.asarray(covered)
 
 
 def _overlap(offset: np.ndarray, size: np.ndarray, cell: np.ndarray) -> np.ndarray:

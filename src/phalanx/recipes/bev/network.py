@@ -210,11 +210,11 @@ class Planner(nn.Module):
     ) -> Predicted:
         draws, waypoints = noisy.shape[1:3]
         plan = (self.take_in(noisy) + self.order).flatten(0, 1)
-        level = self.noise(_waves(noise)).flatten(0, 1)
+        level = self.noise(_waves(noise.to(self.order.dtype))).flatten(0, 1)
         for layer, seen in zip(self.planning, scene, strict=True):
             key, value = (x.repeat_interleave(draws, 0) if draws > 1 else x for x in seen)
             plan = layer(plan, level, key, value)
-        clean, deviation = self.put_out(self.last(plan)).float().chunk(2, -1)
+        clean, deviation = self.put_out(self.last(plan)).to(self.spread.dtype).chunk(2, -1)
         shape = (-1, draws, waypoints, 2)
         return Predicted(clean.reshape(shape), deviation.reshape(shape).clamp(_NARROWEST, _WIDEST))
 
@@ -232,6 +232,6 @@ class Planner(nn.Module):
 
 
 def _waves(noise: Tensor) -> Tensor:
-    waves = torch.exp(torch.linspace(0, math.log(200.0), _WAVES, device=noise.device))
+    waves = torch.exp(torch.linspace(0, math.log(200.0), _WAVES).to(noise))
     angles = noise[..., None] * waves
     return torch.cat([angles.sin(), angles.cos()], -1)

@@ -21,7 +21,6 @@ from phalanx.recipe import (
     Benchmarked,
     BenchmarkSettings,
     Collected,
-    Data,
     Exported,
     Finding,
     Media,
@@ -82,7 +81,7 @@ class BevRecipe(Recipe):
             shape_of(options), width=options.width, depth=options.depth, steps=options.steps
         )
 
-    def data(self, split: Split) -> Data:
+    def data(self, split: Split) -> Any:
         from phalanx.recipes.bev.data import keep_statistics, open_split
 
         data: Any = open_split(split, self.options)

@@ -114,7 +114,7 @@ def _read_image(path: Path, options: BevOptions) -> np.ndarray:
     if highest >= options.bev_channels:
         raise ValueError(f"class {highest}; bev_channels = {options.bev_channels}")
     classes = np.arange(options.bev_channels)[:, None, None]
-    return (pixels[None] == classes).astype(np.uint8) * np.uint8(255)
+    return np.where(pixels[None] == classes, 255, 0).astype(np.uint8)
 
 
 def _resize(grid: np.ndarray, cells: tuple[int, int]) -> np.ndarray:
@@ -151,8 +151,9 @@ def check_routes(options: BevOptions) -> list[Finding]:
     found = list(findings)
     bevs = [(path, index) for route in routes for index, path in enumerate(route.bevs)]
     for at in np.unique(np.linspace(0, max(0, len(bevs) - 1), _OPENED).astype(int)):
+        path, index = bevs[at]
         try:
-            read_bev(*bevs[at], options)
+            read_bev(path, index, options)
         except UserError as error:
             found += error.findings
             break  # the others are most likely the same

@@ -160,7 +160,7 @@ def _route_ahead(values: dict[str, Any]) -> np.ndarray:
     unit = way / max(float(np.linalg.norm(way)), 1e-6)
     far = np.array(ROUTE_M)
     along = np.stack([np.interp(far, lengths, path[:, axis]) for axis in (0, 1)], -1)
-    return along + np.maximum(far - lengths[-1], 0.0)[:, None] * unit
+    return np.asarray(along + np.maximum(far - lengths[-1], 0.0)[:, None] * unit)
 
 
 def _points(value: Any, name: str) -> np.ndarray:

@@ -121,6 +121,7 @@ SCENARIOS = {
             cruise=(9.0, 10.0),
             length_m=None,
             beyond_m=25.0,
+            duration_s=30.0,  # who has no priority may have to wait
             line=("o0", "ir0", 0.5),
             expert="CrossingExpert",
             traffic="CrossingTraffic",
