@@ -21,7 +21,7 @@ def run(episode):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_expert_arrives_and_who_looks_at_nothing_does_not(name):
     drives = {
-        driver: [run(Episode(name, seed, driver)) for seed in range(3)]
+        driver: [run(Episode(name, seed, driver)) for seed in range(2_000_000, 2_000_003)]
         for driver in ("expert", "constant velocity")
     }
     assert all(d.has_arrived and not d.is_crashed for d in drives["expert"])

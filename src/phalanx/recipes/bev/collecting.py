@@ -22,7 +22,7 @@ from phalanx.recipes.bev.world import (
     World,
 )
 
-_EVERY = 2  # planned steps from one sample to the next
+_EVERY = 3  # planned steps from one sample to the next
 _CLUMSY = 0.5  # of the episodes begin so,
 _CLUMSY_S = 3.0  # for at most so long
 _BACK_S = 0.7  # in which a displacement falls to a third

@@ -80,7 +80,7 @@ def drive(episode: Episode) -> Generator[dict[str, np.ndarray], Any, Drive]:
                 if plan is None
                 else what_is_left(plan, age / PLANNED_HZ, planned_at, pose)
             )
-            world.step(*follow(ahead, speed, WAYPOINT_S))
+            world.step(*follow(ahead, speed, WAYPOINT_S, deviation))
         steps += 1
         age += 1
     return Drive(

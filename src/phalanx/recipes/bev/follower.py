@@ -14,15 +14,27 @@ LOOK_AHEAD_S = 0.7
 NEAREST_M, FARTHEST_M = 3.0, 25.0
 MOST_STEERING = np.pi / 4
 MOST_ACCELERATION = 6.0  # m/s2, as far as highway-env's own drivers go
+CERTAIN_M_PER_S, CAUTION = 0.65, 2.0
+"""Deviations up to this, for each second ahead, are those of any traffic; so much of what is more
+is taken off the way."""
 SPEED_FROM_S = 1.5
 """So much of a plan says how fast to be."""
 
 
-def follow(plan: np.ndarray, speed: float, waypoint_s: float) -> tuple[float, float]:
-    """Steering angle and acceleration for a plan (waypoints x 2, in the vehicle's frame)."""
+def follow(
+    plan: np.ndarray, speed: float, waypoint_s: float, deviation: np.ndarray | None = None
+) -> tuple[float, float]:
+    """Steering angle and acceleration for a plan (waypoints x 2, in the vehicle's frame). A
+    planner that cannot tell waiting from going is unsure how far it will be: the farther its
+    waypoints deviate, the slower the vehicle goes until it is sure."""
     path = np.concatenate([np.zeros((1, 2)), plan])
     lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
-    return _steer(path, lengths, speed), _accelerate(lengths, speed, waypoint_s)
+    steering = _steer(path, lengths, speed)
+    if deviation is not None:
+        times = waypoint_s * np.arange(1, len(plan) + 1)
+        doubt = np.maximum(deviation[:, 0] - CERTAIN_M_PER_S * times, 0.0)
+        lengths[1:] = np.maximum(lengths[1:] - CAUTION * doubt, 0.0)
+    return steering, _accelerate(lengths, speed, waypoint_s)
 
 
 def _steer(path: np.ndarray, lengths: np.ndarray, speed: float) -> float:

@@ -32,9 +32,10 @@ class CrossingTraffic(IDMVehicle):  # type: ignore[misc]
 class Expert(IDMVehicle):  # type: ignore[misc]
     """highway-env's IDM and MOBIL in the place of the ego vehicle.
 
-    IDM sees its own lane only. Where roads cross, this one also looks where everybody will be in
-    the next seconds, and waits at its line, or brakes, where it would meet somebody: highway-env's
-    own rules stop in the middle of the intersection and know none for a roundabout."""
+    IDM sees its own lane only. Where roads cross, this one also looks where everybody may be in
+    the next seconds, and waits at its line, or brakes, where it might meet somebody: highway-env's
+    own rules stop in the middle of the intersection and know none for a roundabout. It goes by
+    what a planner can see as well: not by the routes of others."""
 
     line: tuple[str, str, float] | None = None
     """The road at whose end it may have to wait, and how far before the end; None: nothing
@@ -55,7 +56,8 @@ class Expert(IDMVehicle):  # type: ignore[misc]
         others = [v for v in self.road.vehicles if v is not self and self._matters(v)]
         if not others:
             return wanted
-        theirs = np.stack([_discs(*_predict(v, v.speed * _TIMES)) for v in others])
+        ways = [(v, way) for v in others for way in _possible_ways(v)]
+        theirs = np.stack([_discs(*_predict(v, way, v.speed * _TIMES)) for v, way in ways])
         start, end, before_m = self.line  # type: ignore[misc]
         lane = self.road.network.get_lane((start, end, 0))
         left_m = lane.length - before_m - lane.local_coordinates(self.position)[0]
@@ -82,7 +84,7 @@ class Expert(IDMVehicle):  # type: ignore[misc]
     def _meets(self, theirs: np.ndarray, acceleration: float) -> bool:
         speeds = np.clip(self.speed + acceleration * _TIMES, 0.0, max(self.cruise, self.speed))
         ways = np.concatenate([[0.0], np.cumsum((speeds[1:] + speeds[:-1]) / 2 * _TIMES[1])])
-        own = _discs(*_predict(self, ways))
+        own = _discs(*_predict(self, _own_way(self), ways))
         gaps = np.linalg.norm(own[None, :, :, None] - theirs[:, :, None, :], axis=-1)
         return bool((gaps < _APART_M).any())
 
@@ -102,14 +104,35 @@ class Driven(ControlledVehicle):  # type: ignore[misc]
         Vehicle.act(self, action)
 
 
-def _predict(vehicle: Any, ways: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and headings of a vehicle along its route, after some metres each."""
+def _own_way(vehicle: Any) -> list[Any]:
+    """The lanes from the one that it is heading for, along its route."""
     network, target = vehicle.road.network, vehicle.target_lane_index
     chain = [network.get_lane(target)]
     for start, end, index in vehicle.route or ():
         if (start, end) != target[:2]:
-            several = network.graph[start][end]
-            chain.append(several[min(target[2] if index is None else index, len(several) - 1)])
+            chain.append(_lane(network, start, end, target[2] if index is None else index))
+    return chain
+
+
+def _possible_ways(vehicle: Any) -> list[list[Any]]:
+    """The same for somebody whose route cannot be seen: whichever turn may be next."""
+    network, target = vehicle.road.network, vehicle.target_lane_index
+    now, middle = network.get_lane(target), target[1]
+    ways = []
+    for end in network.graph.get(middle, ()):
+        after = next(iter(network.graph.get(end, ())), None)
+        way = [now, _lane(network, middle, end, target[2])]
+        ways.append(way if after is None else [*way, _lane(network, end, after, target[2])])
+    return ways or [[now]]
+
+
+def _lane(network: Any, start: str, end: str, index: int) -> Any:
+    several = network.graph[start][end]
+    return several[min(index, len(several) - 1)]
+
+
+def _predict(vehicle: Any, chain: list[Any], ways: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and headings of a vehicle along some lanes, after some metres each."""
     along, across = chain[0].local_coordinates(vehicle.position)
     positions, headings = [], []
     piece, passed = 0, 0.0

@@ -103,7 +103,7 @@ SCENARIOS = {
             {},
             {"e": RIGHT, "n": STRAIGHT, "w": LEFT},
             _ring,
-            start_m=(-20.0, 10.0),
+            start_m=(-30.0, -6.0),
             speeds=(6.0, 12.0),
             cruise=(9.0, 12.0),
             length_m=None,
@@ -113,7 +113,7 @@ SCENARIOS = {
         Scenario(
             "intersection",
             "IntersectionEnv",
-            {"initial_vehicle_count": 8, "spawn_probability": 0.3 / PLANNED_HZ},
+            {"initial_vehicle_count": 6, "spawn_probability": 0.2 / PLANNED_HZ},
             {"1": LEFT, "2": STRAIGHT, "3": RIGHT},
             _crossing,
             start_m=(-10.0, 10.0),
