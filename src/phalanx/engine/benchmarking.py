@@ -88,7 +88,7 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _write_media(done: Benchmarked, folder: str | None) -> list[str]:
+def _write_media(done: Benchmarked, folder: str | None) -> list[dict[str, str]]:
     if folder is None:
         return []
     written = []
@@ -96,7 +96,7 @@ def _write_media(done: Benchmarked, folder: str | None) -> list[str]:
     for media in done.media:
         path = Path(folder, f"{Path(media.name).name}{media.suffix}")
         write_atomic(path, media.content)
-        written.append(str(path))
+        written.append({"name": media.name, "path": str(path), "caption": media.caption})
     return written
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, open_run, prepare
 from phalanx.launch.run_folder import RunFailedError, run_folder
 from phalanx.launch.supervisor import Supervisor
+from phalanx.launch.trace import trace_recipe
 from phalanx.launch.trained import Trained, find_trained
 from phalanx.machine import Machine
 from phalanx.planner.evaluating import devices_here, plan_evaluation
@@ -66,6 +68,8 @@ class Evaluated:
     is_same: bool | None = None
     """Whether that is what was found now, to the last bit; None: there is nothing to compare."""
     benchmark: str | None = None
+    next_benchmark: str | None = None
+    """Of the test split: the benchmark that the recipe wants to be run after it."""
     tasks: list[Task] = field(default_factory=list)
     baselines: dict[str, list[Task]] = field(default_factory=dict)
     """How others did in the same tasks, such as an expert."""
@@ -160,7 +164,9 @@ def _prepare(
         values["steps"] = 1
     if values.get("global_batch_size") is None and values.get("batch_per_gpu") is None:
         values["global_batch_size"] = _BATCH
-    prepared = prepare(values, adapt=place, launcher=launcher)
+    values["loader"] = {**(values.get("loader") or {}), "cache": "off"}  # samples are seen once
+    ask_trace = partial(trace_recipe, launcher=launcher, is_evaluation=True)
+    prepared = prepare(values, adapt=place, launcher=launcher, ask_trace=ask_trace)
     if prepared.plan.num_test_samples.value == 0:
         raise UserError(_no_test_split(trained.job.recipe))
     plan = plan_evaluation(
@@ -202,7 +208,12 @@ def _report(
     assert heard.found is not None
     plan = prepared.plan
     metrics: dict[str, float] = heard.found["metrics"]
-    is_same, difference = compare_recorded(metrics, trained.recorded)
+    recorded = trained.recorded
+    is_onnx = trained.file.suffix == ".onnx"
+    if recorded is not None and is_onnx:
+        # A file gives what the recipe exports, from which not every figure can be had.
+        recorded = {name: value for name, value in recorded.items() if name in metrics}
+    is_same, difference = compare_recorded(metrics, recorded)
     found = [difference] if difference is not None and not trained.is_rounded else []
     ranks, device = plan.ranks.value, plan.device.value
     unit = {"cuda": "GPU", "cpu": "CPU process"}.get(device, device)
@@ -217,8 +228,9 @@ def _report(
         samples=heard.found["samples"],
         seconds=heard.found["seconds"],
         where=f"{ranks} {unit}{plural}, {plan.precision.value}",
-        recorded=dict(trained.recorded) if trained.recorded is not None else None,
+        recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
+        next_benchmark=None if is_onnx else prepared.trace.default_benchmark,
         run=trained.run.path if trained.run is not None else None,
         findings=[*notes, *heard.findings, *found],
     )

@@ -38,6 +38,7 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace import Trace
 from phalanx.planner.wanted import wanted_on, wanted_precisions
 from phalanx.recipe.load import absolute_spec, builtin_recipes
+from phalanx.run.cache import cache_folder
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
@@ -269,7 +270,10 @@ def _look(
         asked = wanted_precisions(job, accelerator=machine.accelerator if machine else here)
         tracing = pool.submit(ask_trace, job.recipe, job.options, asked)
         if machine is None:
-            machine = pool.submit(probe_machine, Path(job.output), ask=ask_torch).result()
+            samples = cache_folder("samples") if job.loader.cache == "disk" else None
+            machine = pool.submit(
+                probe_machine, Path(job.output), samples=samples, ask=ask_torch
+            ).result()
         trace, findings = tracing.result()
     wanted = wanted_on(job, machine)
     if trace is not None and not set(wanted) <= set(asked):  # a driver without a GPU, an odd card

@@ -1,6 +1,6 @@
 """All that a recipe imports of Phalanx."""
 
-from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.errors import Finding, UserError, did_you_mean, format_seconds
 from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.films import encode_film, missing_film_package
@@ -24,6 +24,7 @@ from phalanx.recipe.interface import (
 )
 from phalanx.recipe.progress import report
 from phalanx.recipe.rollouts import roll_out
+from phalanx.recipe.signing import sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import new_folder, write_atomic
@@ -52,10 +53,12 @@ __all__ = [
     "cache_folder",
     "did_you_mean",
     "encode_film",
+    "format_seconds",
     "keys",
     "missing_film_package",
     "new_folder",
     "report",
     "roll_out",
+    "sign_file",
     "write_atomic",
 ]

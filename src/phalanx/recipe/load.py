@@ -121,7 +121,9 @@ def load_recipe_class(spec: str) -> type[Recipe]:
 def load_recipe(spec: str, options: dict[str, Any]) -> Recipe:
     """Import the recipe, judge its options, and make it."""
     recipe = load_recipe_class(spec)
-    return recipe(judge_options(recipe.Options, options))
+    made = recipe(judge_options(recipe.Options, options))
+    made.spec = spec
+    return made
 
 
 def judge_options(kind: type[BaseModel], options: dict[str, Any]) -> Any:

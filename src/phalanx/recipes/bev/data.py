@@ -27,9 +27,16 @@ _NARROWEST_M = 0.05  # a spread: below, noise would be a matter of millimetres
 def sees_grid(options: BevOptions) -> bool:
     """Whether highway-env's grid is what the planner sees. A folder that is not here, where a
     trained planner drives, is taken for a collection."""
+    return what_is_seen(options) == "grid"
+
+
+def what_is_seen(options: BevOptions) -> str:
+    """`bev_kind`, found out where it is `auto`."""
     if options.bev_kind != "auto":
-        return options.bev_kind == "grid"
-    return options.data is None or not options.data.is_dir() or is_collection(options.data)
+        return options.bev_kind
+    folder = options.data
+    is_grid = folder is None or not folder.is_dir() or is_collection(folder)
+    return "grid" if is_grid else "image"
 
 
 def shape_of(options: BevOptions) -> Shape:

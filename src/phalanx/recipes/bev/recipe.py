@@ -56,6 +56,8 @@ class BevRecipe(Recipe):
         "highway": "highway, merge, roundabout and intersection of highway-env, in the loop.",
     }
 
+    default_benchmark = "highway"
+
     @classmethod
     def collect(cls, settings: BevCollecting, out: Path | None) -> Collected:
         from phalanx.recipes.bev.dataset import collect, describe, missing_simulator
@@ -96,6 +98,11 @@ class BevRecipe(Recipe):
         from phalanx.recipes.bev.data import check_data
 
         return check_data(self.options)
+
+    def portable_options(self) -> Mapping[str, Any]:
+        from phalanx.recipes.bev.data import what_is_seen
+
+        return {"bev_kind": what_is_seen(self.options)}
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         assert isinstance(model, Planner)
