@@ -19,7 +19,7 @@ from phalanx.recipes.bev.options import BevCollecting
 
 ARRAYS = ("bev", "speed", "command", "route", "plan")
 ABOUT = "about.json"
-_VERSION = 1  # of what is drawn and driven: another one is another folder
+_VERSION = 2  # of what is drawn and driven: another one is another folder
 _TEST_SEEDS = 500_000
 """Seeds of test episodes count from here, those of benchmarks from twice as many."""
 BENCHMARK_SEEDS = 2 * _TEST_SEEDS

@@ -18,7 +18,7 @@ class BevCollecting(Options):
 
     scenarios: list[ScenarioName] = Field(default=list(ALL), min_length=1)
     """highway-env's roads that are driven."""
-    episodes: int = Field(default=100, ge=2)
+    episodes: int = Field(default=80, ge=2)
     """Episodes of each scenario to train with; a tenth more, of other seeds, is there to test."""
     seed: int = Field(default=0, ge=0)
     """Of traffic and starts."""
@@ -34,7 +34,7 @@ class BevOptions(Options):
     `phalanx recipes collect bev` wrote. Default: highway-env's experts, driven at first use."""
     scenarios: list[ScenarioName] = Field(default=list(ALL), min_length=1)
     """highway-env's roads, where its experts are the data."""
-    episodes: int = Field(default=100, ge=2)
+    episodes: int = Field(default=80, ge=2)
     """Episodes of each scenario, where highway-env's experts are the data."""
 
     bev_kind: Literal["auto", "grid", "image", "feature"] = "auto"

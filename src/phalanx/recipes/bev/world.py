@@ -78,7 +78,7 @@ SCENARIOS = {
         Scenario(
             "highway",
             "HighwayEnv",
-            {"lanes_count": 3, "vehicles_count": 14, "ego_spacing": 1.0, "vehicles_density": 1.2},
+            {"lanes_count": 3, "vehicles_count": 10, "ego_spacing": 1.0, "vehicles_density": 1.2},
             {"1": FOLLOW},
             lambda destination: [("0", "1")],
             start_m=(-10.0, 10.0),
@@ -140,6 +140,13 @@ class Frame:
     """A row x, y, heading, speed, length, width for each vehicle and obstacle."""
 
 
+class _Unseen:
+    """highway-env's own observation is a pandas frame at every step, which nobody looks at."""
+
+    def observe(self) -> None:
+        return None
+
+
 class World:
     """An episode. `is_expert` says who drives; `hand_over` changes that."""
 
@@ -167,6 +174,7 @@ class World:
         # The default of `reset` inside the constructor is unseeded: its traffic is thrown away.
         self.environment = getattr(highway_env.envs, scenario.environment)(config)
         self.environment.reset(seed=seed)
+        self.environment.observation_type = _Unseen()
         self.network = self.environment.road.network
         self._chains: dict[tuple[int, int], list[Any]] = {}
         self._place_ego(rng, is_expert)
