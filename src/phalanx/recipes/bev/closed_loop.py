@@ -86,7 +86,7 @@ def summarise(task: str, drives: Sequence[Drive]) -> TaskResult:
         "driving_score": np.mean([d.score for d in drives]),
     }
     return TaskResult(
-        task, arrived, len(drives), {name: float(value) for name, value in figures.items()}
+        task, int(arrived), len(drives), {name: float(value) for name, value in figures.items()}
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from phalanx.recipe import Data, Finding, Split, Tensors, cache_folder, write_atomic
 from phalanx.recipes.bev import grid, world
 from phalanx.recipes.bev.dataset import (
+    check_collection,
     collect,
     default_folder,
     is_collection,
@@ -78,7 +79,7 @@ def check_data(options: BevOptions) -> list[Finding]:
         return [] if is_there else missing_simulator()
     if not folder.is_dir():
         return [_no_folder(folder)]
-    return [] if is_collection(folder) else check_routes(options)
+    return check_collection(folder) if is_collection(folder) else check_routes(options)
 
 
 def _asked(options: BevOptions) -> BevCollecting:

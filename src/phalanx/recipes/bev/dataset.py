@@ -15,10 +15,20 @@ import numpy as np
 
 from phalanx.recipe import Finding, Split, UserError, cache_folder, new_folder, report, roll_out
 from phalanx.recipes.bev.collecting import collect_episode
+from phalanx.recipes.bev.grid import CELLS, CHANNELS
 from phalanx.recipes.bev.options import BevCollecting
+from phalanx.recipes.bev.world import ROUTE_M, WAYPOINTS
 
 ARRAYS = ("bev", "speed", "command", "route", "plan")
 ABOUT = "about.json"
+_SPLITS: tuple[Split, Split] = ("train", "test")
+_SHAPES: dict[str, tuple[int, ...]] = {
+    "bev": (len(CHANNELS), *CELLS),
+    "speed": (),
+    "command": (),
+    "route": (len(ROUTE_M), 2),
+    "plan": (WAYPOINTS, 2),
+}
 _VERSION = 2  # of what is drawn and driven: another one is another folder
 _TEST_SEEDS = 500_000
 """Seeds of test episodes count from here, those of benchmarks from twice as many."""
@@ -120,6 +130,43 @@ def read_arrays(folder: Path, split: Split) -> dict[str, np.ndarray]:
     if len(set(lengths.values())) > 1:
         raise UserError(_unequal(folder / split, lengths))
     return arrays
+
+
+def check_collection(folder: Path) -> list[Finding]:
+    """Whether all arrays are there, of the right shapes, and finite numbers."""
+    findings: list[Finding] = []
+    for split in _SPLITS:
+        try:
+            arrays = read_arrays(folder, split)
+        except UserError as error:
+            findings += error.findings
+            continue
+        for name, array in arrays.items():
+            path = folder / split / f"{name}.npy"
+            if array.shape[1:] != _SHAPES[name]:
+                findings.append(_misshapen(path, array.shape[1:], _SHAPES[name]))
+            elif array.dtype.kind == "f" and not (good := np.isfinite(array)).all():
+                bad = np.flatnonzero(~good.reshape(len(array), -1).all(1))
+                findings.append(_not_finite(path, bad))
+    return findings
+
+
+def _misshapen(path: Path, found: tuple[int, ...], wanted: tuple[int, ...]) -> Finding:
+    return Finding(
+        slug="bev-array",
+        what=f"`{path}` has samples of the shape {list(found)}",
+        why=f"a planner takes {list(wanted)}; another version may have collected it",
+        fix=f"phalanx recipes collect bev --out {path.parent.parent}_2",
+    )
+
+
+def _not_finite(path: Path, bad: np.ndarray) -> Finding:
+    return Finding(
+        slug="bev-not-finite",
+        what=f"`{path}` holds numbers that are not finite",
+        why=f"{len(bad)} samples, the first at index {bad[0]}",
+        fix=f"phalanx recipes collect bev --out {path.parent.parent}_2",
+    )
 
 
 def _unreadable(path: Path, error: Exception) -> Finding:

@@ -342,7 +342,7 @@ class World:
 
     @property
     def has_arrived(self) -> bool:
-        return self.progress_m >= self.route_m
+        return bool(self.progress_m >= self.route_m)
 
     @property
     def is_over(self) -> bool:
