@@ -6,7 +6,8 @@ import pytest
 from phalanx.recipes.bev.driving import Episode, drive, what_is_left
 from phalanx.recipes.bev.follower import constant_velocity, follow
 from phalanx.recipes.bev.grid import BEHIND_M, CELL_M, CELLS, SPEED_UNIT, draw, road_map, to_ego
-from phalanx.recipes.bev.world import HISTORY_S, PLANNED_HZ, SCENARIOS, Frame, World
+from phalanx.recipes.bev.scenarios import HISTORY_S, PLANNED_HZ, SCENARIOS
+from phalanx.recipes.bev.world import Frame, World
 
 STRAIGHT = constant_velocity(10.0, 8, 0.5)
 

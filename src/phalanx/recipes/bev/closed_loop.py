@@ -25,7 +25,7 @@ from phalanx.recipe import (
 )
 from phalanx.recipes.bev.dataset import BENCHMARK_SEEDS, missing_simulator
 from phalanx.recipes.bev.driving import DRIVERS, Drive, Driver, Episode, drive
-from phalanx.recipes.bev.world import PLANNED_HZ, WAYPOINT_S, WAYPOINTS
+from phalanx.recipes.bev.scenarios import PLANNED_HZ, WAYPOINT_S, WAYPOINTS
 
 EPISODES = 25
 _TOGETHER = 8  # episodes that a process has under way: the model answers them in one batch

@@ -13,14 +13,8 @@ from typing import Any
 import numpy as np
 
 from phalanx.recipes.bev.grid import draw, road_map, to_ego, to_world
-from phalanx.recipes.bev.world import (
-    HISTORY_S,
-    PLANNED_HZ,
-    SCENARIOS,
-    WAYPOINT_S,
-    WAYPOINTS,
-    World,
-)
+from phalanx.recipes.bev.scenarios import HISTORY_S, PLANNED_HZ, SCENARIOS, WAYPOINT_S, WAYPOINTS
+from phalanx.recipes.bev.world import World
 
 _EVERY = 3  # planned steps from one sample to the next
 _CLUMSY = 0.5  # of the episodes begin so,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.recipe import Data, Finding, Split, Tensors, cache_folder, write_atomic
-from phalanx.recipes.bev import grid, world
+from phalanx.recipes.bev import grid, scenarios
 from phalanx.recipes.bev.dataset import (
     check_collection,
     collect,
@@ -42,7 +42,7 @@ def what_is_seen(options: BevOptions) -> str:
 
 def shape_of(options: BevOptions) -> Shape:
     """What a planner is given and gives; known without any data."""
-    known = (world.COMMANDS, len(world.ROUTE_M), world.WAYPOINTS, world.WAYPOINT_S)
+    known = (scenarios.COMMANDS, len(scenarios.ROUTE_M), scenarios.WAYPOINTS, scenarios.WAYPOINT_S)
     if sees_grid(options):
         return Shape(len(grid.CHANNELS), grid.CELLS, *known, grid.SCALE)
     channels = options.bev_channels * options.history
@@ -58,7 +58,7 @@ def describe_inputs(options: BevOptions) -> dict[str, Any]:
         "bev": {"layout": "channels, ahead, right", "channels": shape.channels},
         "speed": "m/s",
         "command": "CARLA's RoadOption: 1 left, 2 right, 3 straight, 4 follow the lane",
-        "route": {"points_ahead_m": list(world.ROUTE_M)},
+        "route": {"points_ahead_m": list(scenarios.ROUTE_M)},
         "plan": {"waypoints": shape.waypoints, "every_s": shape.waypoint_s},
     }
     if sees_grid(options):
@@ -112,7 +112,7 @@ def keep_statistics(data: Any) -> Path:
     from safetensors.numpy import save
 
     plans, speeds = np.asarray(data.arrays["plan"]), np.asarray(data.arrays["speed"])
-    times = world.WAYPOINT_S * np.arange(1, plans.shape[1] + 1)
+    times = scenarios.WAYPOINT_S * np.arange(1, plans.shape[1] + 1)
     beside = plans.astype(np.float64)
     beside[..., 0] -= speeds[:, None].astype(np.float64) * times
     content = save(

@@ -17,7 +17,7 @@ from phalanx.recipe import Finding, Split, UserError, cache_folder, new_folder, 
 from phalanx.recipes.bev.collecting import collect_episode
 from phalanx.recipes.bev.grid import CELLS, CHANNELS
 from phalanx.recipes.bev.options import BevCollecting
-from phalanx.recipes.bev.world import ROUTE_M, WAYPOINTS
+from phalanx.recipes.bev.scenarios import ROUTE_M, WAYPOINTS
 
 ARRAYS = ("bev", "speed", "command", "route", "plan")
 ABOUT = "about.json"

@@ -14,7 +14,8 @@ import numpy as np
 from phalanx.recipes.bev.collecting import observe
 from phalanx.recipes.bev.follower import constant_velocity, follow
 from phalanx.recipes.bev.grid import road_map, to_ego, to_world
-from phalanx.recipes.bev.world import PLANNED_HZ, SCENARIOS, WAYPOINT_S, WAYPOINTS, World
+from phalanx.recipes.bev.scenarios import PLANNED_HZ, SCENARIOS, WAYPOINT_S, WAYPOINTS
+from phalanx.recipes.bev.world import World
 
 Driver = Literal["model", "expert", "constant velocity"]
 DRIVERS: tuple[Driver, ...] = ("model", "expert", "constant velocity")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.recipes.bev.world import HISTORY_S, Frame, World
+from phalanx.recipes.bev.scenarios import HISTORY_S
+from phalanx.recipes.bev.world import Frame, World
 
 CELLS = (48, 32)
 """Ahead, to the right."""

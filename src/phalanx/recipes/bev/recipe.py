@@ -35,7 +35,7 @@ from phalanx.recipe import (
 from phalanx.recipes.bev.diffusion import LEAST_NOISE
 from phalanx.recipes.bev.network import Planner
 from phalanx.recipes.bev.options import BevCollecting, BevOptions
-from phalanx.recipes.bev.world import WAYPOINT_S
+from phalanx.recipes.bev.scenarios import WAYPOINT_S
 
 _SEEN = ("bev", "speed", "command", "route")
 MISS_M = 2.0

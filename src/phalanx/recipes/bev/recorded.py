@@ -72,7 +72,7 @@ def read_bev(path: Path, index: int, options: BevOptions) -> np.ndarray:
     try:
         grid = _read_feature(path) if path.suffix == ".npy" else _read_image(path, options)
     except (OSError, ValueError, EOFError, SyntaxError) as error:  # Pillow's of a broken PNG
-        problem = Problem("bev-shape", path, index, f"it cannot be read: {error}")
+        problem = Problem("shape", path, index, f"it cannot be read: {error}")
     else:
         problem = _judge(grid, path, index, options)
     if problem is not None:
@@ -85,15 +85,15 @@ def _judge(grid: np.ndarray, path: Path, index: int, options: BevOptions) -> Pro
     wanted = "image" if options.bev_kind == "auto" else options.bev_kind
     if kind != wanted:
         why = f"it is of the kind {kind}; bev_kind = {options.bev_kind}"
-        return Problem("bev-shape", path, index, why)
+        return Problem("shape", path, index, why)
     if grid.ndim != 3 or grid.shape[0] != options.bev_channels:
         why = f"its shape is {list(grid.shape)}; bev_channels = {options.bev_channels}"
-        return Problem("bev-shape", path, index, why)
+        return Problem("shape", path, index, why)
     if any(have < want for have, want in zip(grid.shape[1:], options.bev_cells, strict=True)):
         why = f"its size is {list(grid.shape[1:])}; bev_cells = {list(options.bev_cells)}"
-        return Problem("bev-shape", path, index, why)
+        return Problem("shape", path, index, why)
     if not np.isfinite(grid).all():
-        return Problem("bev-not-finite", path, index, "not all of it are finite numbers")
+        return Problem("not finite", path, index, "not all of it are finite numbers")
     return None
 
 

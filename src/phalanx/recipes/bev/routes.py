@@ -16,13 +16,13 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from phalanx.recipe import Finding
 from phalanx.recipes.bev.grid import to_ego
-from phalanx.recipes.bev.world import COMMANDS, ROUTE_M, WAYPOINT_S, WAYPOINTS
+from phalanx.recipes.bev.scenarios import COMMANDS, ROUTE_M, WAYPOINT_S, WAYPOINTS
 
 MEASUREMENTS = "measurements"
 BEV_FOLDERS = ("bev_semantics", "bev")
@@ -30,11 +30,14 @@ BEV_SUFFIXES = (".png", ".npy")
 _SHOWN = 5  # files of one kind of problem that are named
 
 
+Kind = Literal["measurement", "not finite", "missing", "shape"]
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something that is wrong with one file."""
 
-    slug: str
+    kind: Kind
     path: Path
     index: int
     """The frame's number within its route."""
@@ -79,7 +82,7 @@ def read_route(folder: Path) -> tuple[Route | None, list[Problem]]:
         bev = known.get(_number(path) or 0)
         if bev is None:
             why = f"no {' or '.join(BEV_FOLDERS)} of number {_number(path)} beside it"
-            problems.append(Problem("bev-missing", path, index, why))
+            problems.append(Problem("missing", path, index, why))
         else:
             bevs.append(bev)
     if problems or not rows:
@@ -122,14 +125,14 @@ def _read_measurement(path: Path, index: int) -> dict[str, Any] | Problem:
         values = json.loads(text)
         row = _row(values)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, json.JSONDecodeError) as error:
-        return Problem("bev-measurement", path, index, f"it cannot be read: {error}")
+        return Problem("measurement", path, index, f"it cannot be read: {error}")
     except KeyError as error:
-        return Problem("bev-measurement", path, index, f"it has no {error}")
+        return Problem("measurement", path, index, f"it has no {error}")
     except (TypeError, ValueError) as error:
-        return Problem("bev-measurement", path, index, str(error))
+        return Problem("measurement", path, index, str(error))
     wrong = [name for name, value in row.items() if not np.isfinite(value).all()]
     if wrong:
-        return Problem("bev-not-finite", path, index, f"{', '.join(wrong)}: not a finite number")
+        return Problem("not finite", path, index, f"{', '.join(wrong)}: not a finite number")
     return row
 
 
@@ -187,35 +190,61 @@ def plans(route: Route, frames_per_s: float) -> np.ndarray:
 
 def as_findings(problems: list[Problem], folder: Path) -> list[Finding]:
     """One Finding of each kind, with the first files and their frames."""
-    kinds: dict[str, list[Problem]] = {}
+    kinds: dict[Kind, list[Problem]] = {}
     for problem in problems:
-        kinds.setdefault(problem.slug, []).append(problem)
-    return [_finding(slug, several, folder) for slug, several in kinds.items()]
+        kinds.setdefault(problem.kind, []).append(problem)
+    makers = {
+        "measurement": _unusable,
+        "not finite": _not_finite,
+        "missing": _missing,
+        "shape": _misshapen,
+    }
+    return [
+        makers[kind](len(several), f"options.data = {folder}; {_name(several, folder)}")
+        for kind, several in kinds.items()
+    ]
 
 
-_WHAT = {
-    "bev-measurement": "{count} files of measurements cannot be used",
-    "bev-not-finite": "{count} files hold numbers that are not finite",
-    "bev-missing": "{count} frames have no BEV",
-    "bev-shape": "{count} BEV files are not what the model takes",
-}
-_FIX = {
-    "bev-measurement": "record them again, or remove these frames with their BEV",
-    "bev-not-finite": "record them again, or remove these frames with their BEV",
-    "bev-missing": "remove these measurements, or draw their BEV",
-    "bev-shape": "bev_channels=, bev_cells= and bev_kind= as the files are, or draw them again",
-}
-
-
-def _finding(slug: str, several: list[Problem], folder: Path) -> Finding:
+def _name(several: list[Problem], folder: Path) -> str:
     named = [
         f"`{problem.path.relative_to(folder)}`, frame {problem.index}: {problem.why}"
         for problem in several[:_SHOWN]
     ]
     more = f"; and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+    return "; ".join(named) + more
+
+
+def _unusable(count: int, where: str) -> Finding:
     return Finding(
-        slug=slug,
-        what=_WHAT[slug].format(count=len(several)),
-        why=f"options.data = {folder}; {'; '.join(named)}{more}",
-        fix=_FIX[slug],
+        slug="bev-measurement",
+        what=f"files of measurements that cannot be used: {count}",
+        why=where,
+        fix="record them again, or remove these frames with their BEV",
+    )
+
+
+def _not_finite(count: int, where: str) -> Finding:
+    return Finding(
+        slug="bev-not-finite",
+        what=f"files with numbers that are not finite: {count}",
+        why=where,
+        fix="record them again, or remove these frames with their BEV",
+    )
+
+
+def _missing(count: int, where: str) -> Finding:
+    return Finding(
+        slug="bev-missing",
+        what=f"frames without a BEV: {count}",
+        why=where,
+        fix="remove their measurements, or draw their BEV",
+    )
+
+
+def _misshapen(count: int, where: str) -> Finding:
+    return Finding(
+        slug="bev-shape",
+        what=f"BEV files that are not what the model takes: {count}",
+        why=where,
+        fix="bev_channels=, bev_cells= and bev_kind= as the files are, or draw them again",
     )
