@@ -118,6 +118,9 @@ class Benchmarked(NamedTuple):
 
     tasks: Sequence[TaskResult]
     media: Sequence[Media] = ()
+    baselines: Mapping[str, Sequence[TaskResult]] = {}
+    """How others did in the same tasks, such as an expert: shown below the model in each, and no
+    part of its figures."""
 
 
 class Collected(NamedTuple):
