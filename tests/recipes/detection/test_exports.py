@@ -291,8 +291,18 @@ def test_other_classes_than_the_model_has_are_said(elsewhere):
     recipe = load_recipe("detection", {**record["options"], "data": str(elsewhere / "more.yaml")})
     recipe.splits = ("test",)
     (finding,) = recipe.check()
-    assert finding.slug == "detection-classes"
+    assert finding.slug == "detection-other-classes"
     assert "the model knows 4 classes" in finding.what and "names 5" in finding.what
+
+
+def test_other_names_for_the_same_classes_are_said(elsewhere):
+    about = {"path": "held-out", "val": "images/val", "names": ["ring", *CLASSES[1:]]}
+    (elsewhere / "other.yaml").write_text(yaml.safe_dump(about))
+    record = read_record(elsewhere / "models" / "best.pt")
+    recipe = load_recipe("detection", {**record["options"], "data": str(elsewhere / "other.yaml")})
+    recipe.splits = ("test",)
+    (finding,) = recipe.check()
+    assert (finding.slug, finding.severity) == ("detection-other-names", "warning")
 
 
 def test_the_test_key_of_a_data_file_is_a_split_too(elsewhere):
