@@ -95,13 +95,14 @@ def prepare(
     is_fresh: bool = True,
     gather: Gather | None = None,
     nodes: int = 1,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; `launcher` will train it, and
     begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
     recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
-    of which there are `nodes` in all."""
+    of which there are `nodes` in all; `say` is told what the recipe reports on its way."""
     continued = Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
@@ -121,7 +122,8 @@ def prepare(
         # What continues must know the data as it is now.
         ask_trace=ask_trace
         or remembering(
-            partial(trace_recipe, launcher=launcher), is_fresh=is_fresh or continued is not None
+            partial(trace_recipe, launcher=launcher, say=say),
+            is_fresh=is_fresh or continued is not None,
         ),
         ask_torch=None if is_fresh else remembering_torch(),
         gather=gather,

@@ -22,6 +22,7 @@ def trace_recipe(
     options: dict[str, Any],
     precisions: tuple[str, ...] = EAGER,
     launcher: Launcher | None = None,
+    say: Callable[[str], None] = lambda text: None,
     *,
     is_evaluation: bool = False,
 ) -> Answer:
@@ -33,7 +34,9 @@ def trace_recipe(
         "precisions": precisions,
         "is_evaluation": is_evaluation,
     }
-    answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher)
+    answer, silent_because = ask_engine(
+        "trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher, say=say
+    )
     if answer is None:
         return None, [_silent(spec, silent_because)]
     trace = Trace.from_json(answer["trace"]) if answer["trace"] else None

@@ -120,6 +120,15 @@ class Benchmarked(NamedTuple):
     media: Sequence[Media] = ()
 
 
+class Collected(NamedTuple):
+    """What `phalanx recipes collect` has made."""
+
+    path: Path
+    """The folder or file that `data=` of the recipe takes."""
+    said: Sequence[str] = ()
+    """Lines about it: how many episodes, how many of them good."""
+
+
 class Rows(NamedTuple):
     """What `evaluate` finds in a micro-batch where a sum would not do, such as every detection: a
     table with any number of rows, equally wide in all of them. The rows of all micro-batches are
@@ -178,6 +187,9 @@ class Recipe:
     alone, and `check` need not look for the other."""
     benchmarks: ClassVar[Mapping[str, str]] = {}
     """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
+    Collecting: ClassVar[type[BaseModel] | None] = None
+    """What `phalanx recipes collect` may be told: `Options` of its own. None: it collects nothing.
+    """
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -258,6 +270,12 @@ class Recipe:
         """Run the model in the loop, in one of `benchmarks`. It has its weights and is on its
         device; no data is opened. Raises UserError where something is missing for it."""
         raise self._not_written("benchmark")
+
+    @classmethod
+    def collect(cls, settings: Any, out: Path | None) -> Collected:
+        """Make data for this recipe as `settings`, a `Collecting`, asks: into a new folder `out`,
+        or where the recipe looks for it by itself. Raises UserError where something is missing."""
+        raise NotImplementedError(f"{cls.__name__}.collect is not written")
 
     def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
         """What the model makes of a few test samples, after an evaluation: as text, or as pictures.
