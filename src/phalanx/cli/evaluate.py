@@ -21,7 +21,7 @@ from phalanx.cli.options import (
 
 if TYPE_CHECKING:
     from phalanx.launch.benchmark import Benchmark
-    from phalanx.launch.evaluate import Evaluated
+    from phalanx.launch.evaluate import Evaluated, Task
 
 
 _NO_BENCHMARK = "none"
@@ -198,16 +198,13 @@ def _show_tasks(done: Evaluated) -> None:
     from phalanx.errors import format_seconds
 
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
-    rows = [
-        (
-            task.task,
-            f"{task.successes} of {task.episodes}",
-            f"{100 * task.rate:.1f} %",
-            f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
-            *(_figure(task.figures.get(name), 4) for name in names),
-        )
-        for task in done.tasks
-    ]
+    rows = []
+    for task in done.tasks:
+        rows.append(_task_row(task.task, task, names))
+        for whose, others in done.baselines.items():
+            rows += [
+                _task_row(f"  {whose}", other, names) for other in others if other.task == task.task
+            ]
     console.table(
         rows,
         title=done.benchmark,
@@ -218,6 +215,16 @@ def _show_tasks(done: Evaluated) -> None:
     console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
     for path in done.media:
         console.say(f"wrote {console.short_path(path)}")
+
+
+def _task_row(title: str, task: Task, figures: list[str]) -> tuple[str, ...]:
+    return (
+        title,
+        f"{task.successes} of {task.episodes}",
+        f"{100 * task.rate:.1f} %",
+        f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
+        *(_figure(task.figures.get(name), 4) for name in figures),
+    )
 
 
 def _figure(value: float | None, digits: int = 6) -> str:

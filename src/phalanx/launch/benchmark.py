@@ -87,6 +87,10 @@ def benchmark_trained(
         where=answer["device"],
         benchmark=benchmark.name,
         tasks=tasks,
+        baselines={
+            name: [_task(record) for record in records]
+            for name, records in answer["baselines"].items()
+        },
         media=[Path(film["path"]) for film in answer["media"]],
         run=trained.run.path if trained.run is not None else None,
         findings=findings,

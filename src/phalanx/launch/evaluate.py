@@ -71,6 +71,8 @@ class Evaluated:
     next_benchmark: str | None = None
     """Of the test split: the benchmark that the recipe wants to be run after it."""
     tasks: list[Task] = field(default_factory=list)
+    baselines: dict[str, list[Task]] = field(default_factory=dict)
+    """How others did in the same tasks, such as an expert."""
     media: list[Path] = field(default_factory=list)
     run: Path | None = None
     """The run whose events have a row about it."""
@@ -286,6 +288,9 @@ def record_in_run(trained: Trained, done: Evaluated) -> None:
             is_same=done.is_same,
             benchmark=done.benchmark,
             tasks=[asdict(task) for task in done.tasks],
+            baselines={
+                name: [asdict(task) for task in tasks] for name, tasks in done.baselines.items()
+            },
         )
     finally:
         events.close()
