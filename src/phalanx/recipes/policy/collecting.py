@@ -83,7 +83,8 @@ def collect(settings: PolicyCollecting, out: Path | None) -> Collected:
     blocks = _blocks(settings)
     total = sum(_size(settings, block.number) for block in blocks)
     report(f"Meta-World's experts begin: {total} episodes")
-    workers = settings.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = settings.workers or cores or 1
     tried = roll_out(
         _demonstrate,
         blocks,
