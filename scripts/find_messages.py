@@ -33,6 +33,9 @@ _FIELDS = {
     "Decision": ("reason",),
 }
 _GRAMMAR = re.compile(r"s|es|y|ies|is|are|was|were|has|have|it|them|they|do|does|an?|its|their|")
+_PATTERN = re.compile(
+    r"\(\?|\\|\n|\[A-Za-z|^[\w.:{}-]+$|\*\.|^bold |^default not|^# |^import |^cd "
+)
 _NAMED = re.compile(r"\{[a-z_]+\}")  # of a text that is filled in later
 _PLAIN_WORD = re.compile(r"[a-z]{2,}", re.IGNORECASE)
 _CODE = re.compile(
@@ -44,6 +47,15 @@ _COMMANDS = re.compile(
     r"unset|class|recipe:|epochs:|key:|\{\{|\"|curl|apt|load\() ?"
 )
 _MOST_WAYS = 6
+# Where a text may take ways that are not followed, such as fields and loops: all that stands there.
+_LOOSE = ("planner/", "machine/", "launch/", "cli/", "diagnose/", "job/", "exporter/")
+_UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue")
+_NOT_SAID = {
+    "Option", "Argument", "Typer", "Field", "compile", "match", "search", "fullmatch", "sub",
+    "findall", "finditer", "get", "split", "replace", "startswith", "endswith", "removesuffix",
+    "partition", "rpartition", "strptime", "strftime", "open", "glob", "rglob", "run", "Popen",
+    "Signature", "print", "Path", "removeprefix", "rsplit",
+}  # fmt: skip
 _TOLD_BY_SENTENCE = ("cli/terms.py", "job/schema.py")
 
 
@@ -117,7 +129,17 @@ class Source:
                 template = self._template(text)
                 found |= {t for t in self._shown(template, hole) if is_prose(t, is_root=is_root)}
             todo += [(Hole(n, hole.scope), is_root) for n in _elements(hole.node)]
-        return found | self._titles()
+        return found | self._titles() | set(self._loose())
+
+    def _loose(self) -> Iterator[str]:
+        for module in self.modules:
+            is_said = module.name.startswith(_LOOSE) and not module.name.startswith(_UNSAID)
+            if is_said and module.name not in _TOLD_BY_SENTENCE:
+                for node in _said(module.tree):
+                    for text in self.texts(node, Scope(module)):
+                        template = self._template(text)
+                        if is_prose(template) and not _PATTERN.search(template):
+                            yield template
 
     def _shown(self, template: str, hole: Hole) -> Iterator[str]:
         """A template as it is printed: causes leave parts out, long texts are told by sentence."""
@@ -360,6 +382,23 @@ def _elements(node: ast.expr) -> list[ast.expr]:
         case ast.Call(args=args) if _called(node) in ("list", "tuple", "sorted", "dict", "map"):
             return list(args)
     return []
+
+
+def _said(node: ast.AST) -> Iterator[ast.expr]:
+    """The texts below a node that may be printed: no docstring, no help, no pattern, no exception
+    that only we would see."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                yield child
+            case ast.Expr(value=ast.Constant()) | ast.Raise() | ast.Assert() | ast.Compare():
+                continue
+            case ast.Call() if _called(child) in _NOT_SAID or _called(child).endswith("Error"):
+                if not isinstance(child.func, ast.Attribute):
+                    continue
+                yield from _said(child.func)
+            case _:
+                yield from _said(child)
 
 
 def _called(call: ast.Call) -> str:

@@ -1,8 +1,8 @@
-"""What is printed, in the reader's language. Messages are written in English everywhere else, and in
-events, files and JSON they stay so: only `console` asks for a translation, when it prints.
+"""What is printed, in the reader's language. Messages are written in English everywhere else, and
+in events, files and JSON they stay so: only `console` asks for a translation, when it prints.
 
-A catalogue (`languages/zh.json`) has an English template for every message of the source, with `{0}`
-for a value; a message is matched with the templates, its values are put into the translation, and
+A catalogue (`languages/zh.json`) has an English template for every message of the source, `{0}` for
+a value; a message is matched with the templates, its values are put into the translation, and
 values that are messages themselves are translated too. What no template fits stays English.
 """
 
@@ -27,6 +27,7 @@ _SENTENCE = re.compile(r"(?<=[.])\s+")
 _WEAK = 12  # letters of a template below which it could fit any English text by chance
 _PROSE = re.compile(r";|[a-z]{2,}[ ,]+[a-z]{2,}|[(][^)]*$|^[^(]*[)]")
 _ENGLISH = re.compile(r"(?:\b[a-z]+\b[ ,]+){3,}[a-z]+")
+_BRACKETED = re.compile(r"([^()]+) \(([^()]+)\)")
 _DEPTH = 4  # messages inside messages
 
 
@@ -121,13 +122,18 @@ class Catalogue:
         whole = self._whole(text, depth)
         if whole is not None:
             return whole
-        for separator, shown in (("; ", "；"), (": ", "："), (", ", "，")):
+        for separator, shown in (("; ", "；"), (" + ", " + "), (": ", "："), (", ", "，")):
             parts = split_outside_code(text, separator)
             made = [self._text(part, depth + 1) for part in parts]
             # A text of somebody else's is not translated by halves.
-            is_ours = separator == "; " or not any(map(_ENGLISH.search, made))
+            is_ours = separator in ("; ", " + ") or not any(map(_ENGLISH.search, made))
             if len(parts) > 1 and made != parts and is_ours:
                 return shown.join(made)
+        bracketed = _BRACKETED.fullmatch(text)
+        if bracketed is not None:
+            before, inside = (self._text(part, depth + 1) for part in bracketed.groups())
+            if (before, inside) != bracketed.groups():
+                return f"{before}（{inside}）"
         return self._with_ending(text, depth)
 
     def _whole(self, text: str, depth: int) -> str | None:
@@ -150,8 +156,10 @@ class Catalogue:
             start = text.find(template.literals[0])
             if start > 0:
                 ending = template.values(text[start:])
-                if ending is not None and not any(map(_ENGLISH.search, ending)):
-                    made = {n: self._text(value, depth + 1) for n, value in enumerate(ending)}
+                if ending is None:
+                    continue
+                made = {n: self._text(value, depth + 1) for n, value in enumerate(ending)}
+                if not any(map(_PROSE.search, made.values())):
                     return self._text(text[:start], depth + 1) + template.filled(made)
         return text
 
