@@ -1,4 +1,5 @@
-"""Writes docs/reference from the code: commands, job keys, findings, causes, events, exit codes.
+"""Writes from the code what must not differ from it: the pages of docs/reference, docs/symptoms.md
+and the JSON Schema of job files.
 
 python scripts/make_reference.py            write the pages
 python scripts/make_reference.py --check    exit 1 and name the pages that are out of date
@@ -20,6 +21,7 @@ from typer.main import get_command
 from phalanx.cli.main import app
 from phalanx.diagnose.causes import SUBJECTS
 from phalanx.errors import ExitCode
+from phalanx.job.editor import SCHEMA_FILE, schema_text
 from phalanx.job.keys import ALIASES
 from phalanx.job.schema import Job, job_keys
 from phalanx.run.events import KINDS
@@ -39,7 +41,9 @@ def pages() -> dict[str, str]:
         "events.md": events_page(),
         "exit-codes.md": exit_codes_page(),
     }
-    note = "\n<!-- Made by scripts/make_reference.py: change the code and run `make docs`. -->\n"
+    note = (
+        "\n<!-- Made by scripts/make_reference.py: change the code and run `make reference`. -->\n"
+    )
     return {name: text.rstrip("\n") + "\n" + note for name, text in made.items()}
 
 
@@ -307,20 +311,21 @@ def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def main(argv: Sequence[str]) -> int:
+    files = {REFERENCE / name: text for name, text in pages().items()}
+    files[SCHEMA_FILE] = schema_text()
     stale = []
-    for name, text in pages().items():
-        path = REFERENCE / name
+    for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        stale.append(name)
+        stale.append(path.relative_to(ROOT).as_posix())
         if "--check" not in argv:
-            REFERENCE.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if "--check" in argv:
         for name in stale:
-            typer.echo(f"docs/reference/{name} is out of date: run `make docs`", err=True)
+            typer.echo(f"{name} is out of date: run `make reference`", err=True)
         return 1 if stale else 0
-    typer.echo(f"docs/reference: {len(stale)} of {len(pages())} pages written")
+    typer.echo(f"{len(stale)} of {len(files)} generated files written")
     return 0
 
 
