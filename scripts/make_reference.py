@@ -1,5 +1,5 @@
-"""Writes from the code what must not differ from it: the pages of docs/reference, docs/symptoms.md
-and the JSON Schema of job files.
+"""Writes from the code what must not differ from it: the pages of docs/reference, the page of
+symptoms and the JSON Schema of job files.
 
 python scripts/make_reference.py            write the pages
 python scripts/make_reference.py --check    exit 1 and name the pages that are out of date
@@ -26,7 +26,12 @@ from phalanx.job.keys import ALIASES
 from phalanx.job.schema import Job, job_keys
 from phalanx.run.events import KINDS
 
+sys.path.insert(0, str(Path(__file__).parent))  # run as a file or imported by tests
+
+from symptoms import symptoms_page
+
 ROOT = Path(__file__).resolve().parents[1]
+NOTE = "\n<!-- Made by scripts/make_reference.py: change the code and run `make reference`. -->\n"
 REFERENCE = ROOT / "docs" / "reference"
 PACKAGE = ROOT / "src" / "phalanx"
 
@@ -41,10 +46,7 @@ def pages() -> dict[str, str]:
         "events.md": events_page(),
         "exit-codes.md": exit_codes_page(),
     }
-    note = (
-        "\n<!-- Made by scripts/make_reference.py: change the code and run `make reference`. -->\n"
-    )
-    return {name: text.rstrip("\n") + "\n" + note for name, text in made.items()}
+    return {name: text.rstrip("\n") + "\n" + NOTE for name, text in made.items()}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -313,6 +315,8 @@ def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
 def main(argv: Sequence[str]) -> int:
     files = {REFERENCE / name: text for name, text in pages().items()}
     files[SCHEMA_FILE] = schema_text()
+    said = {finding.slug: finding.what for finding in reversed(list(find_findings()))}
+    files[ROOT / "docs" / "guide" / "troubleshooting.md"] = symptoms_page(said) + NOTE
     stale = []
     for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
