@@ -132,7 +132,7 @@ reference: setup
 	$(BIN)/python scripts/make_reference.py
 
 docs: reference
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 # Other Pythons: make release PYTHONS="python3.12 python3.13"
