@@ -2,6 +2,7 @@
 
 python scripts/find_messages.py            what the catalogues lack, and what nothing says any more
 python scripts/find_messages.py --write    put both right: what is lacking is "", to be filled in
+python scripts/find_messages.py --write zh.json    the same, with translations from another file
 
 A message is what ends up in a Finding, in the reason of a Decision, in a Cause, or in a call that
 prints. From there the texts are followed backwards through names, calls and parameters, so that a
@@ -49,7 +50,7 @@ _COMMANDS = re.compile(
 _MOST_WAYS = 6
 # Where a text may take ways that are not followed, such as fields and loops: all that stands there.
 _LOOSE = ("planner/", "machine/", "launch/", "cli/", "diagnose/", "job/", "exporter/")
-_UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue")
+_UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue", "job/editor.py")
 _NOT_SAID = {
     "Option", "Argument", "Typer", "Field", "compile", "match", "search", "fullmatch", "sub",
     "findall", "finditer", "get", "split", "replace", "startswith", "endswith", "removesuffix",
@@ -452,7 +453,11 @@ def main(argv: list[str]) -> int:
             sys.stdout.write(f"{language} has what nothing says: {text}\n")
         is_bad = is_bad or bool(lacking or unsaid)
         if "--write" in argv:
-            kept = {text: entries.get(text, "") for text in sorted(messages)}
+            others = [
+                json.loads(Path(name).read_text("utf-8")) for name in argv if name[:2] != "--"
+            ]
+            known = {text: said for other in others for text, said in other.items()} | entries
+            kept = {text: known.get(text, "") for text in sorted(messages)}
             path.write_text(json.dumps(kept, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
     return int(is_bad)
 

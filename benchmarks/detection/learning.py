@@ -1,160 +1,183 @@
 """What Phalanx's detection recipe learns beside Ultralytics' own trainer: the same images, epochs,
 batch, augmentation, optimizer and rates, some seeds each, on one rank and on two.
 
-    python benchmarks/detection/learning.py --out learning.jsonl --seeds 5
+    python benchmarks/detection/learning.py --out learning.jsonl --seeds 5 --budget-s 540
     python benchmarks/detection/report.py learning.jsonl --write
 
-Run it in the recipe's environment (`make detection`). A line of JSON is written as each training
-ends; what is in the file already is not trained again. Both evaluate the averaged weights of the
-last epoch with Ultralytics' metrics.
+Run it in the recipe's environment (`make detection`). As many as there are cores for are trained
+at a time. With a GPU, Phalanx on one rank and Ultralytics share it; two ranks need two devices, and
+run on the CPU with gloo, to which Ultralytics' trainer has no counterpart. A line of JSON is
+written as each training ends; what is in the file already is not trained again. All evaluate the
+averaged weights of the last epoch with Ultralytics' metrics, in fp32.
 """
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
 
-from side_by_side import commit_of_tree, versions
+from at_once import Training, run_at_once
+from run_gpu import describe_machine
+from side_by_side import versions
 from ultralytics_trainer import AUGMENTATION
 
 from phalanx.recipes.detection.shapes import make_shapes
 from phalanx.run.events import read_events
 
 HERE = Path(__file__).parent
-CONTESTANTS = ("phalanx-1", "ultralytics", "phalanx-2")
+CONTESTANTS = ("phalanx-2", "phalanx-1", "ultralytics")
+"""In the order of what they take: the longest first."""
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are added here")
+    parser.add_argument("--budget-s", type=float, default=540, help="seconds for all of it")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--test-images", type=int, default=80)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--images", type=int, default=320)
+    parser.add_argument("--test-images", type=int, default=300)
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--close-mosaic", type=int, default=20)
     parser.add_argument("--only", nargs="*", default=CONTESTANTS)
+    parser.add_argument("--cores", type=int, default=2, help="of each training")
     given = parser.parse_args()
+    about = describe_machine() | {
+        "versions": versions("ultralytics"),
+        "command": "python " + " ".join(sys.argv),
+    }
     done = set()
     if given.out.exists():
         lines = map(json.loads, given.out.read_text().splitlines())
         done = {(line["contestant"], line["seed"]) for line in lines if "mAP50-95" in line}
-    work = {k: v for k, v in vars(given).items() if k not in ("out", "seeds", "only")}
+    shown = ("epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
+    work = {name: getattr(given, name) for name in shown}
+
+    def keep(training, record):
+        record = {"contestant": training.name, "seed": training.seed, "work": work, **record}
+        print(json.dumps(record), flush=True)
+        with given.out.open("a") as file:
+            file.write(json.dumps({**record, "about": about}) + "\n")
+
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         data = make_shapes(
             Path(folder, "shapes"), train=given.images, test=given.test_images, side=given.size
         )
-        for seed in range(given.seeds):
-            for contestant in given.only:
-                if (contestant, seed) in done:
-                    continue
-                record = train(contestant, seed, data, given, Path(folder))
-                record = {"contestant": contestant, "seed": seed, "work": work, **record}
-                print(json.dumps(record), flush=True)
-                with given.out.open("a") as file:
-                    file.write(json.dumps({**record, "about": about()}) + "\n")
+        make = Maker(data, given, Path(folder), has_gpu=about["machine"] != "CPU only")
+        trainings = [
+            make.training(contestant, seed)
+            for contestant, seed in in_order(given.only, given.seeds)
+            if (contestant, seed) not in done
+        ]
+        left = run_at_once(trainings, on_done=keep, budget_s=given.budget_s)
+    if left:
+        print(f"left out, no time: {', '.join(left)}")
 
 
-def about():
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": versions("torch", "ultralytics"),
-        "commit": commit_of_tree(),
-        "command": " ".join(sys.argv),
-    }
+def in_order(contestants, seeds):
+    """Two ranks first, which take longest; the others in turns, so that what is cut off by a budget
+    is missing from both sides."""
+    slow = [name for name in CONTESTANTS if name in contestants and name == "phalanx-2"]
+    quick = [name for name in CONTESTANTS if name in contestants and name != "phalanx-2"]
+    pairs = [(name, seed) for name in slow for seed in range(seeds)]
+    return pairs + [(name, seed) for seed in range(seeds) for name in quick]
 
 
-def train(contestant, seed, data, given, folder):
-    started = time.perf_counter()
-    if contestant == "ultralytics":
-        figures = train_ultralytics(seed, data, given, folder)
-    else:
-        figures = train_phalanx(seed, data, given, folder, ranks=int(contestant[-1]))
-    return {**figures, "seconds": round(time.perf_counter() - started, 1)}
+class Maker:
+    """The same work as a command of each contestant."""
 
+    def __init__(self, data, given, folder, *, has_gpu):
+        self._data, self._given, self._folder = data, given, folder
+        self._has_gpu = has_gpu
 
-def train_phalanx(seed, data, given, folder, *, ranks):
-    name = f"phalanx-{ranks}-{seed}"
-    job = {
-        "recipe": "detection",
-        "name": name,
-        "output": str(folder),
-        "seed": seed,
-        "epochs": given.epochs,
-        "global_batch_size": given.batch,
-        "micro_batch_size": given.batch // ranks,
-        # Ultralytics takes the statistics of BatchNorm over the images of a GPU.
-        "sync_batchnorm": False,
-        "devices": {"cpu": ranks},
-        "optimizer": {
-            "name": "adamw",
-            "lr": given.lr,
-            "weight_decay": 0.0005,
-            "betas": [0.9, 0.999],
-            "clip_norm": 10.0,
-        },
-        "schedule": {"name": "linear", "warmup": "3 epochs", "min_lr_ratio": 0.01},
-        "ema": {"decay": 0.9999, "ramp": 2000, "buffers": True},
-        "evaluate": {"every": None, "batch_size": 2 * given.batch},
-        "options": {
-            "data": str(data),
-            "model": "yolo11n",
-            "image_size": given.size,
-            "pictures": 0,
-            **AUGMENTATION,
-        },
-    }
-    file = folder / f"{name}.yaml"
-    file.write_text(json.dumps(job))
-    run([sys.executable, "-m", "phalanx", "train", str(file)])
-    events = [event for event in read_events(folder / name / "events") if event.kind == "evaluate"]
-    metrics = events[-1].data["metrics"]
-    return {key: metrics[key] for key in ("mAP50", "mAP50-95", "precision", "recall")}
+    def training(self, contestant, seed):
+        name = f"{contestant}-{seed}"
+        if contestant == "ultralytics":
+            argv, figures = self._ultralytics(name, seed)
+        else:
+            argv, figures = self._phalanx(name, seed, ranks=int(contestant[-1]))
+        log = self._folder / f"{name}.log"
+        # Two ranks take two cores at least, whatever the others have.
+        cores = max(self._given.cores, 2 if contestant == "phalanx-2" else 1)
+        return Training(contestant, seed, cores, argv, figures, log)
 
+    def _phalanx(self, name, seed, *, ranks):
+        given = self._given
+        on_gpu = self._has_gpu and ranks == 1
+        job = {
+            "recipe": "detection",
+            "name": name,
+            "output": str(self._folder),
+            "seed": seed,
+            "epochs": given.epochs,
+            "global_batch_size": given.batch,
+            "micro_batch_size": given.batch // ranks,
+            # Ultralytics takes the statistics of BatchNorm over the images of a GPU.
+            "sync_batchnorm": False,
+            "devices": {"gpus": 1} if on_gpu else {"cpu": ranks},
+            "precision": "fp32",
+            "fast": "off",  # what is compiled takes longer to compile than this to train
+            "loader": {"workers": 1 if on_gpu else 0, "cache": "ram"},
+            "optimizer": {
+                "name": "adamw",
+                "lr": given.lr,
+                "weight_decay": 0.0005,
+                "betas": [0.9, 0.999],
+                "clip_norm": 10.0,
+            },
+            "schedule": {"name": "linear", "warmup": "3 epochs", "min_lr_ratio": 0.01},
+            "ema": {"decay": 0.9999, "ramp": 2000, "buffers": True},
+            "evaluate": {"every": None, "batch_size": 2 * given.batch},
+            "checkpoint": {"every": None},
+            "options": {
+                "data": str(self._data),
+                "model": "yolo11n",
+                "image_size": given.size,
+                "pictures": 0,
+                **AUGMENTATION,
+                "close_mosaic": given.close_mosaic,
+            },
+        }
+        file = self._folder / f"{name}.yaml"
+        file.write_text(json.dumps(job))
 
-def train_ultralytics(seed, data, given, folder):
-    out = folder / f"ultralytics-{seed}.json"
-    request = {
-        "data": str(data),
-        "epochs": given.epochs,
-        "batch": given.batch,
-        "nbs": given.batch,  # an optimizer step after each batch
-        "imgsz": given.size,
-        "seed": seed,
-        "optimizer": "AdamW",
-        "lr0": given.lr,
-        "momentum": 0.9,
-        "device": "cpu",
-        "workers": 0,
-        "project": str(folder),
-        "name": f"ultralytics-{seed}",
-        "val": False,  # after the last epoch alone
-    }
-    script = HERE / "ultralytics_trainer.py"
-    run([sys.executable, str(script), json.dumps(request), str(out)])
-    return json.loads(out.read_text())
+        def figures():
+            events = read_events(self._folder / name / "events")
+            metrics = [event.data["metrics"] for event in events if event.kind == "evaluate"][-1]
+            return {key: metrics[key] for key in ("mAP50", "mAP50-95", "precision", "recall")}
 
+        return [sys.executable, "-m", "phalanx", "train", str(file)], figures
 
-def run(command):
-    # Cores are shared with whatever else runs: threads that spin take them from it.
-    env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(
-            f"{command[:4]} ended with {done.returncode}:\n{done.stdout[-3000:]}"
-            f"\n{done.stderr[-3000:]}"
-        )
+    def _ultralytics(self, name, seed):
+        given = self._given
+        out = self._folder / f"{name}.json"
+        request = {
+            "data": str(self._data),
+            "epochs": given.epochs,
+            "batch": given.batch,
+            "nbs": given.batch,  # an optimizer step after each batch
+            "imgsz": given.size,
+            "seed": seed,
+            "optimizer": "AdamW",
+            "lr0": given.lr,
+            "momentum": 0.9,
+            "close_mosaic": given.close_mosaic,
+            "device": 0 if self._has_gpu else "cpu",
+            "workers": 1 if self._has_gpu else 0,
+            "project": str(self._folder),
+            "name": name,
+            "val": False,  # after the last epoch alone
+        }
+        script = HERE / "ultralytics_trainer.py"
+        argv = [sys.executable, str(script), json.dumps(request), str(out)]
+        return argv, lambda: json.loads(out.read_text())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Tables of what run_gpu.py and learning.py measured, set beside what was asked for.
+"""Tables of what run_gpu.py, learning.py and rates.py measured, set beside what was asked for.
 
-    python benchmarks/detection/report.py detection.jsonl learning.jsonl [--write]
+    python benchmarks/detection/report.py detection.jsonl learning.jsonl rates.jsonl [--write]
 
 A later line of a contestant replaces an earlier one. `--write` puts the tables into
 benchmarks/results/.
@@ -26,6 +26,10 @@ LABELS = {
 TIMES = 1.3  # of Ultralytics' images a second at a batch of 64
 NO_WORSE = 0.02  # mAP50-95 that Phalanx may be behind
 GIB = 2**30
+PRESET_RATE, PRESET_BATCH = (
+    0.001,
+    64,
+)  # of the preset large_batch, with the square root of the batch
 # Student's t for 95 %, two-sided, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -94,7 +98,42 @@ def learning_table(records):
     for name in ("phalanx-1", "phalanx-2"):
         if name in found and "ultralytics" in found:
             yield from judge_learning(names[name], found[name], found["ultralytics"])
+    if "phalanx-2" in found and records[-1].get("about", {}).get("machine") != "CPU only":
+        yield "- two ranks ran on the CPU, with gloo; the others on the GPU"
     yield ""
+
+
+def rates_table(records):
+    """mAP for each rate of AdamW, at each batch, and what that says about the preset's rate."""
+    found = {}
+    for record in records:
+        rates = found.setdefault(record["batch"], {})
+        rates.setdefault(record["rate"], {})[record["seed"]] = record
+    work = records[-1]["work"]
+    yield (
+        f"## AdamW's rate: preset `large_batch`, yolo11n, {work['images']:,} generated images of "
+        f"{work['size']} pixels, {work['epochs']} epochs"
+    )
+    yield ""
+    for batch, rates in sorted(found.items()):
+        yield f"| rate at a batch of {batch} | seeds | mAP50-95 | mAP50 |"
+        yield "|---|--:|--:|--:|"
+        for rate, seeds in sorted(rates.items()):
+            row = [_spread([r[key] for r in seeds.values()]) for key in ("mAP50-95", "mAP50")]
+            yield f"| {rate:g} | {len(seeds)} | {' | '.join(row)} |"
+        yield ""
+        means = {
+            rate: statistics.mean([r["mAP50-95"] for r in seeds.values()])
+            for rate, seeds in rates.items()
+        }
+        best = max(means, key=means.get)
+        own = PRESET_RATE * math.sqrt(batch / PRESET_BATCH)
+        said = f"- best at a batch of {batch}: {best:g}, mAP50-95 {means[best]:.3f}"
+        near = next((rate for rate in means if math.isclose(rate, own, rel_tol=1e-6)), None)
+        if near is not None:
+            said += f"; the preset's {own:g}: {means[near]:.3f}"
+        yield said
+        yield ""
 
 
 def _spread(values):
@@ -133,7 +172,9 @@ def main():
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     records = read(arguments.files)
-    learned = [record for record in records if "mAP50-95" in record]
+    failed = [record for record in records if "error" in record and "seed" in record]
+    rated = [record for record in records if "mAP50-95" in record and "rate" in record]
+    learned = [record for record in records if "mAP50-95" in record and "rate" not in record]
     speeds = [record for record in records if "batch" in record and "seed" not in record]
     about = records[-1]["about"]
     lines = ["# Detection beside Ultralytics' own trainer", ""]
@@ -143,11 +184,17 @@ def main():
         lines += speed_tables(speeds)
     if learned:
         lines += learning_table(learned)
+    if rated:
+        lines += rates_table(rated)
+    for record in failed:
+        error = " ".join(record["error"].split())[-300:]
+        lines.append(f"- {record['contestant']}, seed {record['seed']} failed: {error}")
     text = "\n".join(lines).rstrip() + "\n"
     print(text)
     if arguments.write:
-        kind = "gpu" if speeds else "cpu"
-        path = RESULTS / f"{about['date'][:10]}-detection-{kind}.md"
+        kind = "cpu" if about["machine"] == "CPU only" else "gpu"
+        what = "detection" if speeds else "detection-learning" if learned else "detection-rates"
+        path = RESULTS / f"{about['date'][:10]}-{what}-{kind}.md"
         path.write_text(text)
         print(f"wrote {path}")
 

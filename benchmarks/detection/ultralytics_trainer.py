@@ -21,6 +21,7 @@ AUGMENTATION = {
 }
 """By Ultralytics' names, which are Phalanx's."""
 
+MODEL = "yolo11n.yaml"
 SETTINGS = {
     "amp": False,
     "cache": "ram",
@@ -38,18 +39,30 @@ SETTINGS = {
 def main():
     os.environ.setdefault("YOLO_OFFLINE", "true")
     os.environ.setdefault("YOLO_AUTOINSTALL", "false")
-    from ultralytics import YOLO
+    from ultralytics.models.yolo.detect import DetectionTrainer
+
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:  # a font for plots that are not drawn
+        import ultralytics.data.utils
+
+        ultralytics.data.utils.check_font = lambda *given: None
+
+    class Trainer(DetectionTrainer):
+        def save_model(self):
+            """Nothing: only figures are wanted, and polars, which it takes, may not be there."""
+            return False
 
     request, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    model = YOLO("yolo11n.yaml")
     figures = {}
 
     def keep(trainer):
         if trainer.epoch + 1 == trainer.epochs:
             figures.update(trainer.metrics)
 
-    model.add_callback("on_fit_epoch_end", keep)
-    model.train(**SETTINGS, **AUGMENTATION, **request)
+    trainer = Trainer(overrides={"model": MODEL, **SETTINGS, **AUGMENTATION, **request})
+    trainer.add_callback("on_fit_epoch_end", keep)
+    trainer.train()
     names = {"mAP50": "mAP50", "mAP50-95": "mAP50-95", "precision": "precision", "recall": "recall"}
     found = {name: float(figures[f"metrics/{key}(B)"]) for name, key in names.items()}
     out.write_text(json.dumps(found))

@@ -54,7 +54,8 @@ def hostile_run(folder):
 def runs(tmp_path_factory):
     """Runs that are over: finished, two to compare, dead, hostile."""
     folder = tmp_path_factory.mktemp("served")
-    whole_run(folder / "runs", "first", job="recipe: digits\noptimizer:\n  lr: 0.003\n")
+    first = whole_run(folder / "runs", "first", job="recipe: digits\noptimizer:\n  lr: 0.003\n")
+    first.film(200)
     whole_run(folder / "runs", "second", job="recipe: digits\noptimizer:\n  lr: 0.01\n")
     dead_run(folder / "runs")
     hostile_run(folder / "runs")

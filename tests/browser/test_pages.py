@@ -289,6 +289,18 @@ def test_pictures_are_shown_and_other_files_are_not(browser, server):
         assert b"schema_version" not in body, path
 
 
+def test_a_film_plays(browser, server, runs):
+    enter(browser, server)
+    browser.get(link_of(browser, By.PARTIAL_LINK_TEXT, "first"))
+    wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, ".px-tile"))
+    open_tab(browser, "pictures")
+    playing = (
+        "const [v] = document.querySelectorAll('.px-pictures video');"
+        "return v ? [v.videoWidth, v.videoHeight, v.currentTime > 0, v.error] : null"
+    )
+    wait(browser, lambda b: b.execute_script(playing) == [96, 64, True, None])
+
+
 def test_prometheus_reads_with_its_own_token(server):
     token = server.log.read_text().partition("Bearer ")[2].partition("'")[0]
     assert server.ask("/metrics")[0] == 403

@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 def ask_here(monkeypatch, tmp_path):
     """The child process costs an import of torch; one test has it."""
 
-    def ask(verb, question, *, timeout_s, uses_gpu):
+    def ask(verb, question, *, timeout_s, uses_gpu, say):
         assert (verb, uses_gpu) == ("benchmark", True)
         request, result = tmp_path / "request", tmp_path / "result"
         request.write_text(json.dumps(question))

@@ -12,6 +12,7 @@ import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.run.directory import RunDirectory
+from phalanx.run.events import read_events
 from tests.cluster.commands import DEADLINE_S, PORT, Commands, pid_of, steps, wait_for
 from tests.ranks.runs import assert_same_bits, outcomes
 
@@ -81,6 +82,9 @@ def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, c
     assert "rank 1 was killed by SIGKILL; the ranks start again" in both[1].said()
     assert f"node 1: node2, {hosts.address(1)} on eth0" in both[1].said()
     assert "rank 1: cpu on node2" in both[1].said()
+    used = [event.data for event in read_events(run.events) if event.kind == "usage"]
+    assert {sample["rank"] for sample in used} == {0, 1}
+    assert all(sample["memory_bytes"] > 2**20 for sample in used)
 
     held.unlink()
     both = [commands.start(host, "--resume", "runs/two") for host in (0, 1)]

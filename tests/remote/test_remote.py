@@ -14,6 +14,7 @@ from phalanx.errors import ExitCode
 from phalanx.job import load_job
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from phalanx.watch.mirror import mirrored
 from tests.cli.command import run_cli
 from tests.ranks.runs import assert_same_bits, losses, outcomes
 from tests.remote.conftest import PYTHON, Server, User, wait_for
@@ -188,6 +189,14 @@ def test_stop_saves_and_its_exit_code_comes_back(user, folder):
     watched = json.loads(run_cli("watch", "--remote", "lab", "--json").out)
     assert (watched["status"], watched["total_steps"]) == ("running", 46)
     assert watched["step"] >= 1
+    picture = run.media / "step-1" / "shown.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"\x89PNG" + bytes(3 << 20))
+    with mirrored("lab", "second") as mirror:
+        shown = mirror.run.media / "step-1" / "shown.png"
+        wait_for(shown.exists)
+        assert shown.read_bytes() == picture.read_bytes()
+        assert mirror.run.job_file.read_text() == run.job_file.read_text()
     code, out, err = run_cli("remote", "stop", "lab")
     assert code == 0, err
     assert "second: stopped, saved" in out

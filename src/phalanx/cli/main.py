@@ -107,7 +107,7 @@ def tidy_words(argv: Sequence[str]) -> list[str]:
             words.insert(after, "latest")
     if "--cache" in words:
         after = words.index("--cache") + 1
-        if words[after : after + 1] not in (["ram"], ["off"]):
+        if words[after : after + 1] not in (["ram"], ["disk"], ["off"]):
             words.insert(after, "ram")
     return words
 

@@ -110,8 +110,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         typer.Option(
             "--cache",
-            metavar="[ram|off]",
-            help="Keep samples in memory once they are decoded; alone it means ram.",
+            metavar="[ram|disk|off]",
+            help="Keep samples in memory or on disk once they are decoded; alone it means ram.",
         ),
     ),
     "deepspeed": (

@@ -75,9 +75,9 @@ def plan(
         return show_sweep(
             job, overrides, notes, sweep, machine=other, is_fresh=fresh, as_json=as_json
         )
-    with console.working("looking at the machine and the recipe"):
+    with console.working("looking at the machine and the recipe") as say:
         prepared = prepare(
-            job, overrides, machine=other, is_elsewhere=other is not None, is_fresh=fresh
+            job, overrides, machine=other, is_elsewhere=other is not None, is_fresh=fresh, say=say
         )
     findings = [*notes, *prepared.findings]
     if why is not None:

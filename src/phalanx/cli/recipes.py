@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 app = typer.Typer(no_args_is_help=False, help="List, show and copy recipes.")
 
@@ -46,23 +49,30 @@ def show(name: Annotated[str, _NAME]) -> int:
     else:
         _require_known(name)
     recipe = load_recipe_class(name)  # runs the recipe's code: imports torch
-    rows = [
-        (
-            key,
-            str(field.get_default(call_default_factory=True)),
-            " ".join((field.description or "").split()),
-        )
-        for key, field in recipe.Options.model_fields.items()
-    ]
-    console.table(rows, header=("option", "default", "meaning"))
+    console.table(_rows(recipe.Options), header=("option", "default", "meaning"))
     if presets := list_presets(folder or recipe_file(name).parent):
         about = [(f"preset={key}", describe_preset(path)) for key, path in presets.items()]
         console.table(about, header=("preset", "meaning"))
+    if recipe.Collecting is not None:
+        console.table(
+            _rows(recipe.Collecting), header=("phalanx recipes collect", "default", "meaning")
+        )
     if recipe.export_forms:
         console.table(recipe.export_forms.items(), header=("phalanx export --to", "meaning"))
     if recipe.benchmarks:
         console.table(recipe.benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
     return 0
+
+
+def _rows(options: type[BaseModel]) -> list[tuple[str, str, str]]:
+    return [
+        (
+            key,
+            str(field.get_default(call_default_factory=True)),
+            " ".join((field.description or "").split()),
+        )
+        for key, field in options.model_fields.items()
+    ]
 
 
 @app.command("copy")
@@ -142,6 +152,37 @@ def convert(
     counts = ", ".join(f"{count:,} for {split}" for split, count in done.images.items())
     console.say(f"wrote {done.file}: {counts}; {done.boxes:,} boxes, {len(done.classes)} classes")
     console.say(f"train on it: phalanx train detection data={done.file}")
+    return 0
+
+
+@app.command("collect")
+def collect(
+    name: Annotated[str, _NAME],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="What to collect; `recipes show` lists the keys."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A new folder. Default: where the recipe looks by itself."),
+    ] = None,
+) -> int:
+    """Let a recipe make data of its own, such as demonstrations of a simulator's experts.
+
+    Examples: phalanx recipes collect policy | phalanx recipes collect policy tasks=reach-v3
+    episodes=50 --out demonstrations
+    """
+    from phalanx.cli import console
+    from phalanx.launch.collect import collect_data
+
+    _require_known(name)
+    with console.working("starting") as say:
+        done = collect_data(name, settings or [], out=out, say=say)
+    for line in done.said:
+        console.say(line)
+    shown = console.short_path(done.path)
+    console.say(f"wrote {shown}")
+    console.say(f"train on it: phalanx train {name} data={shown}")
     return 0
 
 

@@ -121,7 +121,7 @@ def train(
             from phalanx.cli.plan import show_plan
             from phalanx.launch.prepare import prepare
 
-            with console.working("looking at the machine and the recipe"):
+            with console.working("looking at the machine and the recipe") as say:
                 prepared = prepare(
                     job,
                     overrides,
@@ -130,6 +130,7 @@ def train(
                     adapt=joined.place if joined is not None else None,
                     launcher=None if dry_run else launcher,
                     is_fresh=joined is not None or ladder,
+                    say=say,
                 )
             if joined is not None:
                 prepared = joined.judge(prepared)

@@ -2,7 +2,8 @@
 `python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
 `python -m phalanx.engine joined [RECORD]` is a rank among those that torchrun has started,
 `python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is,
-`python -m phalanx.engine benchmark REQUEST RESULT` runs a trained model in the loop."""
+`python -m phalanx.engine benchmark REQUEST RESULT` runs a trained model in the loop,
+`python -m phalanx.engine collect REQUEST RESULT` makes data for a recipe."""
 
 from __future__ import annotations
 
@@ -21,6 +22,11 @@ def main(argv: list[str]) -> int:
         from phalanx.engine.benchmarking import run_benchmark
 
         run_benchmark(Path(argv[1]), Path(argv[2]))
+        return 0
+    if argv[0] == "collect":
+        from phalanx.engine.collecting import run_collect
+
+        run_collect(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "joined":
         from phalanx.engine.joined import run_joined

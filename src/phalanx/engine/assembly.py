@@ -16,7 +16,7 @@ from phalanx.engine.data import Feed, Fetcher, MicroBatch, Request, move
 from phalanx.engine.fast_path import Dropped, FastPath
 from phalanx.engine.feeding import Wishes, make_feed, stop_step
 from phalanx.engine.graph import GraphedStep
-from phalanx.engine.initial_weights import load_initial_weights
+from phalanx.engine.initial_weights import load_initial_weights, plain_file
 from phalanx.engine.memory import during
 from phalanx.engine.optimize import Schedule, make_optimizer
 from phalanx.engine.order import INIT
@@ -39,6 +39,7 @@ from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
 
 if TYPE_CHECKING:
+    from phalanx.engine.disk_cache import DiskCache
     from phalanx.engine.sample_cache import SampleCache
     from phalanx.engine.speed import Compiler
 
@@ -122,7 +123,7 @@ class Assembly:
             say(f"reading pretrained weights, {format_bytes(self.pretrained.num_bytes())}")
             self.pretrained.load(self.strategy)
         if self.job.init_from is not None:
-            source = Path(self.job.init_from)
+            source = plain_file(self.recipe, Path(self.job.init_from))
             self.findings += load_initial_weights(self.strategy, source, self.pretrained)
 
     def make_feed(self, start: int, wishes: Wishes) -> Feed:
@@ -147,9 +148,13 @@ class Assembly:
         kept: Data = self._cache.keep(data, first=self.plan.num_samples.value)
         return kept
 
-    def _open_cache(self) -> SampleCache | None:
+    def _open_cache(self) -> SampleCache | DiskCache | None:
         if self.plan.cache.value == "off":
             return None
+        if self.plan.cache.value == "disk":
+            from phalanx.engine.disk_cache import DiskCache, samples_folder
+
+            return DiskCache(samples_folder(), limit_bytes=self.plan.cache_bytes)
         from phalanx.engine.sample_cache import open_cache
 
         samples = self.plan.num_samples.value + self.plan.num_test_samples.value

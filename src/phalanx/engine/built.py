@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from phalanx.engine.initial_weights import load_initial_weights
+from phalanx.engine.initial_weights import load_initial_weights, plain_file
 from phalanx.engine.order import INIT
 from phalanx.engine.pretrained import Pretrained
 from phalanx.engine.process import Process
@@ -28,5 +28,5 @@ def build_model(
     strategy = Single(recipe, recipe.model().to(device), Process(0, 1, device, "none"))
     pretrained = Pretrained(recipe.weights())
     pretrained.load(strategy)
-    findings = load_initial_weights(strategy, weights, pretrained)
+    findings = load_initial_weights(strategy, plain_file(recipe, weights), pretrained)
     return strategy.model.eval(), findings

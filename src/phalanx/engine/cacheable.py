@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from phalanx.engine.data import choose_fetch, seed_globals, takes
+from phalanx.engine.disk_cache import has_origin
 from phalanx.engine.gathering import is_gathered
 from phalanx.engine.sample_cache import can_load, list_samples, record_bytes
 from phalanx.engine.sample_format import UnknownTypeError, encode_sample
@@ -65,7 +66,8 @@ def examine_data(data: Any) -> tuple[KeptSample | None, Finding | None]:
             f"{_name(data)} has a `load(index)` that is not called when a sample is asked for",
             "with the cache on, what `self.load` returns is kept; nothing else is",
         )
-    return KeptSample("load" if has_load else "sample", sum(sizes) // len(sizes)), None
+    what = "load" if has_load else "sample"
+    return KeptSample(what, sum(sizes) // len(sizes), has_origin(data)), None
 
 
 class _VariesError(Exception):

@@ -33,6 +33,7 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Evaluate the file that the plan names; the first rank writes what was found."""
     assert plan.evaluated is not None
+    recipe.splits = ("test",)
     path = Path(plan.evaluated)
     is_onnx = path.suffix == ONNX
     strategy, data = (
@@ -74,8 +75,9 @@ def run_evaluation(
 def _as_trained(
     job: Job, plan: Plan, process: Process, recipe: Recipe, events: EventWriter
 ) -> tuple[Strategy, Data]:
-    """What trains, not trained: the same kernels give the same bits."""
-    parts = Assembly(job, plan, process, recipe=recipe, data=recipe.data("train"))
+    """What trains, not trained: the same kernels give the same bits. The train split has no part in
+    it, and may not be here."""
+    parts = Assembly(job, plan, process, recipe=recipe, data=recipe.data("test"))
     for finding in parts.findings if process.is_first else ():
         events.write("finding", finding=finding.to_json())
     return parts.strategy, parts.test_data()

@@ -15,6 +15,7 @@ from phalanx.engine.shards import Shard, find_aliases
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.tensor_file import TensorFile
 from phalanx.errors import Finding, UserError
+from phalanx.recipe.interface import Recipe
 from phalanx.run.checkpoints import MODEL_FILE, STATE_FILE
 
 _SHOWN = 5
@@ -49,6 +50,14 @@ def load_initial_weights(
             )
         ) from error
     return _other_base(path, pretrained, strategy.model)
+
+
+def plain_file(recipe: Recipe, path: Path) -> Path:
+    """The file, or where it is in a form of another tool the safetensors file that the recipe makes
+    of it."""
+    if path.suffix == ".safetensors" or not path.is_file():
+        return path
+    return recipe.weights_file(path) or path
 
 
 def unsafe_file(path: Path, error: Exception) -> Finding:

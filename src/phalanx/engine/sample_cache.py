@@ -21,7 +21,7 @@ import struct
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,23 +110,11 @@ class SampleCache:
             return data  # it has grown since the plan was made
         if not can_load(data):
             return KeptSamples(data, self, first)
-        size, make = len(data), data.load
-
-        def load(index: Any) -> Any:
-            try:
-                number = operator.index(index)
-            except TypeError:
-                return make(index)
-            if not 0 <= number < size:
-                return make(index)
-            sample = self.get(first + number)
-            if sample is MISSING:
-                sample = make(index)
-                self.put(first + number, sample)
-            return sample
-
-        data.load = load
-        return data
+        return keep_loaded(
+            data,
+            lambda index: self.get(first + index),
+            lambda index, sample: self.put(first + index, sample),
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -233,6 +221,28 @@ class KeptSamples:
                 self._cache.put(places[n], sample)
                 samples[n] = sample
         return samples
+
+
+def keep_loaded(data: Any, get: Callable[[int], Any], put: Callable[[int, Any], None]) -> Any:
+    """The data set with a `load(index)` that asks `get` first, which gives a sample or MISSING, and
+    tells `put` what it made."""
+    size, make = len(data), data.load
+
+    def load(index: Any) -> Any:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            return make(index)
+        if not 0 <= number < size:
+            return make(index)
+        sample = get(number)
+        if sample is MISSING:
+            sample = make(index)
+            put(number, sample)
+        return sample
+
+    data.load = load
+    return data
 
 
 def list_samples(data: Any, ids: list[int]) -> Any:

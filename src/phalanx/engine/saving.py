@@ -90,6 +90,7 @@ class Saving:
         self._strategy = strategy
         self._pretrained = pretrained
         self._recipe = recipe
+        self._portable = dict(recipe.portable_options())
         self._said: set[Finding] = set()
         self._is_writer = process.is_first or strategy.is_sharded
         self._writers: Process | None = None
@@ -207,6 +208,7 @@ class Saving:
                 "identity": self._plan.identity,
                 # So that the folder alone is enough to evaluate and export it anywhere.
                 "job": self._job.model_dump(mode="json", exclude_unset=True),
+                "portable_options": self._portable,
                 "plan": self._plan.to_short_json(),
             },
             average=self.average,

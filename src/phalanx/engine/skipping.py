@@ -88,12 +88,14 @@ class KeptStatistics:
             self._places.append(self._kept[first:last].view_as(buffer))
             first = last
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._buffers)
+
     @torch.no_grad()
     def settle(self, flag: bool | Tensor) -> bool:
         """Put them back after a skipped step, keep them after any other; returns whether they may
         have been put back. Five small kernels where only the device knows."""
-        if not self._buffers:
-            return False
         if isinstance(flag, Tensor):
             self._kept.copy_(torch.where(flag.bool(), self._kept, self._read()))
         elif not flag:

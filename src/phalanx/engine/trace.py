@@ -38,11 +38,14 @@ _ALIKE = 2  # and samples of each
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, precisions}` with `{trace, findings}`; never raises for
-    the user's mistakes."""
+    """Answer a request `{recipe, options, precisions, is_evaluation}` with `{trace, findings}`;
+    never raises for the user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
     trace, findings = trace_recipe(
-        request["recipe"], request["options"], request.get("precisions", EAGER)
+        request["recipe"],
+        request["options"],
+        request.get("precisions", EAGER),
+        is_evaluation=request.get("is_evaluation", False),
     )
     answer = {
         "trace": trace.to_json() if trace else None,
@@ -52,12 +55,19 @@ def run_trace(request_file: Path, result_file: Path) -> None:
 
 
 def trace_recipe(
-    spec: str, options: dict[str, Any], precisions: Sequence[str] = EAGER
+    spec: str,
+    options: dict[str, Any],
+    precisions: Sequence[str] = EAGER,
+    *,
+    is_evaluation: bool = False,
 ) -> tuple[Trace | None, list[Finding]]:
     """The Trace of a recipe in some precisions (`fp32`, `bf16`; `bf16+compiled` is compiled code),
-    and what is wrong with it."""
+    and what is wrong with it. For an evaluation the train split is not opened, and the test split
+    stands in for it."""
     try:
         recipe = load_recipe(spec, options)
+        if is_evaluation:
+            recipe.splits = ("test",)
         findings = list(recipe.check())
         if errors_of(findings):
             return None, findings
@@ -73,7 +83,9 @@ def trace_recipe(
 def _trace(spec: str, recipe: Recipe, precisions: Sequence[str]) -> Trace:
     model = _model_without_memory(recipe)
     parameters = list(model.parameters())
-    train, test = recipe.data("train"), recipe.data("test")
+    test = recipe.data("test")
+    is_stand_in = "train" not in recipe.splits and test is not None and len(test) > 0
+    train = test if is_stand_in else recipe.data("train")
     if len(train) == 0:
         raise UserError(
             Finding(

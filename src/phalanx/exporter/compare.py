@@ -18,6 +18,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.1}
 """Of the largest value of an output, or of 1 where that is less."""
 _TENSORRT_TOLERANCE = 1e-3  # fp32 kernels that add in another order, over many layers
+MATCHED = "matched one to one"
 _TIMED_S, _MOST_RUNS, _LEAST_RUNS = 0.5, 200, 5
 
 
@@ -54,7 +55,7 @@ class Comparison:
     def differences(self, run: Run, tolerance: float, *, is_exact: bool) -> list[Difference]:
         """Of each output over all batches; `is_exact`: whole numbers may not differ at all."""
         made = [self._named(run(**inputs)) for inputs in self.batches]
-        return [
+        found = [
             _difference(
                 name,
                 [wanted[name] for wanted in self._wanted],
@@ -64,6 +65,17 @@ class Comparison:
             )
             for name in self._wanted[0]
         ]
+        return [*found, *self._matched(made, is_exact=is_exact)]
+
+    def _matched(self, made: list[dict[str, Tensor]], *, is_exact: bool) -> list[Difference]:
+        """Of what has no fixed order: how many are on one side alone."""
+        if self._exported.match is None:
+            return []
+        pairs = zip(self._wanted, made, strict=True)
+        counts = [self._exported.match(wanted, found) for wanted, found in pairs]
+        total, alone = (sum(column) for column in zip(*counts, strict=True))
+        limit = 0.0 if is_exact else None
+        return [Difference(MATCHED, [total // 2], alone, limit, is_count=True)]
 
 
 def _difference(

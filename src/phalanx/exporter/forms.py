@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError  # what torch.load raises when it refuses a file
+from typing import Any
 
 from torch import Tensor
 
 from phalanx.engine.exporting import findings_of_error, nothing_written
-from phalanx.engine.initial_weights import unsafe_file
+from phalanx.engine.initial_weights import plain_file, unsafe_file
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
 from phalanx.exporter.request import Report, Request
 from phalanx.exporter.weights import open_tensors, write_weights
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.load import load_recipe
+from phalanx.recipe.signing import carried_options
 from phalanx.run.directory import new_folder
 
 PLAIN_FORM = "safetensors"
@@ -34,7 +37,8 @@ def export_model(request: Request) -> Report:
     """Write what is asked for; the report says what came of it."""
     report = Report()
     try:
-        recipe = load_recipe(request.recipe, request.options)
+        recipe = _load(request)
+        request = replace(request, record=_carried(request, recipe))
     except UserError as error:
         report.findings += error.findings
         return report
@@ -52,18 +56,36 @@ def export_model(request: Request) -> Report:
     return report
 
 
+def _load(request: Request) -> Recipe:
+    """The recipe; for a file that takes samples of one shape, with options that give those."""
+    recipe = load_recipe(request.recipe, request.options)
+    if request.form in GRAPH_FORMS and not request.is_dynamic and recipe.one_shape:
+        recipe = load_recipe(request.recipe, {**request.options, **recipe.one_shape})
+    recipe.splits = ("test",)
+    return recipe
+
+
+def _carried(request: Request, recipe: Recipe) -> dict[str, Any]:
+    """The record with what builds the model where nothing but the file is; the figures of training
+    belong to its own options."""
+    is_as_trained = load_recipe(request.recipe, request.options).options == recipe.options
+    metrics = request.record.get("metrics") if is_as_trained else None
+    return {**request.record, "options": carried_options(recipe), "metrics": metrics}
+
+
 def _write(request: Request, recipe: Recipe, folder: Path, report: Report) -> None:
     if request.form in recipe.export_forms:
-        recipe.export(_tensors(request.file), folder, request.form)
+        recipe.export(_tensors(request.file, recipe), folder, request.form)
     elif request.form in GRAPH_FORMS:
         write_graph(request, recipe, folder, report)
     else:
-        write_weights(request, _tensors(request.file), folder)
+        tensors = _tensors(request.file, recipe)
+        write_weights(replace(request, file=plain_file(recipe, request.file)), tensors, folder)
 
 
-def _tensors(path: Path) -> Mapping[str, Tensor]:
+def _tensors(path: Path, recipe: Recipe) -> Mapping[str, Tensor]:
     try:
-        return open_tensors(path)
+        return open_tensors(plain_file(recipe, path))
     except UnpicklingError as error:
         raise UserError(unsafe_file(path, error)) from error
     except (OSError, ValueError, RuntimeError, AttributeError) as error:

@@ -19,7 +19,7 @@ from phalanx.engine.forward import Forward, find_exported
 from phalanx.engine.onnx_model import OnnxModel, require_onnx
 from phalanx.errors import Finding
 from phalanx.exporter.compare import Comparison, judge, time_ms, tolerance_of
-from phalanx.exporter.int8 import quantize
+from phalanx.exporter.int8 import Calibrated, quantize
 from phalanx.exporter.onnx import ONNX_FILE, describe, write_onnx
 from phalanx.exporter.request import Report, Request
 from phalanx.exporter.samples import COMPARED, Inputs, RealSamples
@@ -60,8 +60,8 @@ def write_graph(request: Request, recipe: Recipe, folder: Path, report: Report) 
     write_onnx(request, module, exported, example, plain)
     if request.is_int8:
         is_engine = request.form == "tensorrt"
-        count = quantize(plain, path, recipe, exported, batch=request.batch, for_tensorrt=is_engine)
-        report.findings.append(_calibrated(count))
+        used = quantize(plain, path, recipe, exported, batch=request.batch, for_tensorrt=is_engine)
+        report.findings.append(_calibrated(used))
         for left in folder.glob(".plain.onnx*"):
             left.unlink()
     file = OnnxModel(path)
@@ -78,7 +78,7 @@ def _build_engine(
     compared: Comparison,
     report: Report,
 ) -> None:
-    if (missing := missing_runtime()) is not None:
+    if (missing := missing_runtime(request.folder / ONNX_FILE)) is not None:
         report.findings.append(missing)
         return
     path = folder / ENGINE_FILE
@@ -141,7 +141,7 @@ def _record(request: Request, recipe: Recipe, exported: Exported) -> dict[str, s
         "is_dynamic": request.is_dynamic,
         "outputs": list(exported.outputs),
     }
-    return describe({**recipe.export_metadata(), RECORD: record})
+    return describe({"batch": request.batch, **recipe.export_metadata(), RECORD: record})
 
 
 def _say_left_out(
@@ -163,12 +163,16 @@ def _say_left_out(
     )
 
 
-def _calibrated(count: int) -> Finding:
+def _calibrated(used: Calibrated) -> Finding:
+    is_train = used.split == "train"
+    is_data = used.split != "example"
+    where = f"of the {used.split} split" if is_data else "that the recipe has as its example"
     return Finding(
         slug="int8-calibrated",
-        what=f"the ranges of int8 are those of {count} samples of the train split",
+        what=f"the ranges of int8 are those of {used.samples} samples {where}",
         why="static quantization of onnxruntime: int8 weights per channel, int8 activations, the "
-        "least and the largest value seen",
-        fix="nothing to do",
-        severity="note",
+        "least and the largest value seen"
+        + ("" if is_train else "; the train split cannot be read here"),
+        fix="nothing to do" if is_data else "bring the data, or name it: key=value",
+        severity="note" if is_data else "warning",
     )

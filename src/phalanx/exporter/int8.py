@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from phalanx.engine.onnx_model import OnnxModel
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.samples import CALIBRATED, RealSamples
 from phalanx.recipe.interface import Exported, Recipe
 
+_LEARNED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _EXTERNAL_BYTES = 1_500_000_000  # protobuf ends at 2 GB
+
+
+class Calibrated(NamedTuple):
+    """What the ranges were taken from."""
+
+    samples: int
+    split: str
+    """`train`, `test`, or `example`."""
 
 
 def quantize(
@@ -26,8 +36,8 @@ def quantize(
     *,
     batch: int,
     for_tensorrt: bool,
-) -> int:
-    """Write the int8 form of an ONNX file; returns how many samples it was calibrated with."""
+) -> Calibrated:
+    """Write the int8 form of an ONNX file; returns what it was calibrated with."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -37,6 +47,8 @@ def quantize(
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     samples = RealSamples(recipe, "train")
+    if samples.split != "train":
+        samples = RealSamples(recipe, "test")
     size = OnnxModel(source).batch or batch
     feeds = [
         {name: tensor.numpy() for name, tensor in inputs.items()}
@@ -66,6 +78,7 @@ def quantize(
             weight_type=QuantType.QInt8,
             per_channel=True,
             use_external_data_format=is_large,
+            nodes_to_exclude=_after_last_weights(prepared),
             extra_options={
                 "ActivationSymmetric": True,
                 "WeightSymmetric": True,
@@ -87,4 +100,23 @@ def quantize(
         logging.disable(logging.NOTSET)
         for left in target.parent.glob(".prepared.onnx*"):
             left.unlink()
-    return sum(len(next(iter(feed.values()))) for feed in feeds)
+    return Calibrated(sum(len(next(iter(feed.values()))) for feed in feeds), samples.split)
+
+
+def _after_last_weights(file: Path) -> list[str]:
+    """The nodes from which no learned layer follows: what turns the model's last numbers into
+    places and scores. It costs next to nothing, and one scale for both would leave nothing of the
+    scores."""
+    import onnx
+
+    graph = onnx.load(str(file), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    needed: set[str] = set()
+    tail = []
+    for node in reversed(graph.node):
+        is_learned = node.op_type in _LEARNED and any(name in weights for name in node.input)
+        if is_learned or any(name in needed for name in node.output):
+            needed.update(node.input)
+        else:
+            tail.append(node.name)
+    return tail

@@ -49,7 +49,9 @@ def _dynamic(request: Request, exported: Exported, example: Inputs) -> Any:
     for name in example:
         named = {0: "batch", **exported.dynamic.get(name, {})}
         for axis in named.values():
-            axes.setdefault(axis, torch.export.Dim(axis))
+            step, _, word = axis.rpartition("*")  # `32*height`
+            dim = axes.get(axis) or torch.export.Dim(word)
+            axes[axis] = int(step) * dim if step and axis not in axes else dim
         shapes.append({place: axes[axis] for place, axis in named.items()})
     return (tuple(shapes),)
 

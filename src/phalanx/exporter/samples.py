@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from phalanx.engine.data import Fetcher, Request
+from phalanx.engine.data import Fetcher, Request, map_tensors
 from phalanx.errors import Finding, UserError
 from phalanx.planner.batch import Slot
-from phalanx.recipe.interface import Batch, Exported, Recipe, Split
+from phalanx.recipe.interface import Batch, Exported, Recipe, Split, count_samples
 
 COMPARED = 50
 """Samples on which the two are compared."""
@@ -56,7 +57,7 @@ class RealSamples:
     def batch(self, first: int, size: int) -> Batch:
         """`size` samples from `first` on; behind the last comes the first again."""
         if self._fetcher is None:
-            return self._example
+            return self._examples(size)
         ids = [(first + n) % self.count for n in range(size)]
         start = ids[0]
         if ids == list(range(start, start + size)):
@@ -66,6 +67,16 @@ class RealSamples:
         slot = Slot(0, 0, size)
         request = Request(0, slot, is_training=False, ids=np.array(ids, dtype=np.int64))
         return self._fetcher[request].batch
+
+    def _examples(self, size: int) -> Batch:
+        """The recipe's example again and again, up to `size` samples."""
+        there = count_samples(self._example)
+        places = torch.arange(size) % there
+
+        def take(tensor: Tensor) -> Tensor:
+            return tensor[places] if tensor.dim() and len(tensor) == there else tensor
+
+        return map_tensors(self._example, take)
 
     def _fetch(self, start: int, stop: int) -> Any:
         assert self._fetcher is not None

@@ -8,6 +8,7 @@ file says, chosen here and not by the builder.
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ ENGINE_FILE = "model.engine"
 _LARGEST = 64  # times the example, for a dynamic axis that nobody has bounded
 
 
-def missing_runtime() -> Finding | None:
-    """What keeps this machine from building an engine."""
+def missing_runtime(ready: Path) -> Finding | None:
+    """What keeps this machine from building an engine of a file that is ready for it."""
     has_package, has_gpu = find_spec("tensorrt") is not None, torch.cuda.is_available()
     if has_package and has_gpu:
         return None
@@ -33,10 +34,10 @@ def missing_runtime() -> Finding | None:
     missing += [] if has_package else ["no package `tensorrt`"]
     return Finding(
         slug="tensorrt-missing",
-        what="no TensorRT engine was built; the ONNX file for it is ready",
+        what=f"no TensorRT engine was built; the ONNX file for it is ready: `{ready}`",
         why=f"an engine is built on the GPU that runs it, and here is {' and '.join(missing)}",
         fix="on a machine with a GPU: `pip install tensorrt`, then the same command; or "
-        "trtexec --onnx=model.onnx --stronglyTyped --saveEngine=model.engine",
+        f"trtexec --onnx={shlex.quote(str(ready))} --stronglyTyped --saveEngine={ENGINE_FILE}",
     )
 
 

@@ -159,7 +159,8 @@ class Loader(Strict):
     """Page-locked host memory for faster copies to a CUDA device; `auto` means CUDA only."""
     cache: Cache = "off"
     """`ram` keeps samples in memory once they are read and decoded, as many as fit into half of
-    what is free, one copy for all ranks and loader processes. The same bits."""
+    what is free, one copy for all ranks and loader processes; `disk` keeps them in the user's cache
+    folder, for later runs too. The same bits."""
 
 
 class Ddp(Strict):

@@ -84,7 +84,7 @@ def parse_cache(value: Any) -> Any:
 
 
 Cache = Annotated[
-    Literal["off", "ram"],
+    Literal["off", "ram", "disk"],
     BeforeValidator(parse_cache),
-    WithJsonSchema({"enum": ["off", "ram", True, False]}),
+    WithJsonSchema({"enum": ["off", "ram", "disk", True, False]}),
 ]

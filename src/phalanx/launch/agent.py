@@ -47,6 +47,8 @@ class RankGroup:
         self._is_over = False
         self.asked = 0
         """How often another node was asked to stop: there is none."""
+        self.pids: list[int] = []
+        """The processes of the ranks here, in their order, once they are started."""
         self.store_port: int | None = None
         """Where the ranks of all nodes meet, once the agent of node 0 listens there."""
         self.deaths: list[RankDeath] = []
@@ -63,6 +65,10 @@ class RankGroup:
             self._launcher.request(self._request, self._env)
         except LauncherError as error:
             self._fail(error)
+
+    def take_usage(self) -> list[dict[str, Any]]:
+        """What ranks on other nodes used: there are none."""
+        return []
 
     @property
     def is_running(self) -> bool:
@@ -125,7 +131,7 @@ class RankGroup:
             self.store_port = answer["store"]
             return
         if "started" in answer:
-            self._is_started = True
+            self._is_started, self.pids = True, answer["started"]
             return
         if "beats" in answer:
             beats = map(Beat.from_json, answer["beats"])

@@ -63,6 +63,7 @@ def benchmark_trained(
         _question(trained, benchmark, overrides),
         timeout_s=_TIMEOUT_S,
         uses_gpu=True,
+        say=say,
     )
     if answer is None:
         raise UserError(_silent(benchmark, silent_because), exit_code=ExitCode.FAILED)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -35,6 +35,8 @@ READ_LATE = frozenset(
         "PHALANX_ATTEMPT",
     }
 )
+LOOK_S = 0.2
+"""Between two looks at what a question's answer is waiting for."""
 _LINES_TOLD = 3
 _END_S = 10.0
 
@@ -107,17 +109,23 @@ class Launcher:
         self.send({**record, "environment": environment})
 
     def ask(
-        self, verb: str, files: Sequence[Path], environment: dict[str, str], timeout_s: float
+        self,
+        verb: str,
+        files: Sequence[Path],
+        environment: dict[str, str],
+        is_patient: Callable[[], bool],
     ) -> int | None:
         """Have a question answered by a fork that has torch already, in files: what is asked, the
         answer, what is said meanwhile. Returns the exit code; None where it cannot be asked.
-        TimeoutError when it takes longer than this."""
+        TimeoutError once `is_patient`, asked again and again, says no."""
         if self._process is None or self._has_ranks or sys.platform != "linux":
             return None
         record = {"ask": verb, "files": [str(file) for file in files], "environment": environment}
         try:
             self.send(record)
-            answer = self.receive(timeout_s)
+            answer = None
+            while answer is None and is_patient():
+                answer = self.receive(LOOK_S)
         except LauncherError:  # said when ranks are asked for
             return None
         if answer is None:

@@ -17,6 +17,7 @@ from phalanx.launch.agent import RankGroup
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.meeting_terms import Met
 from phalanx.launch.rank_environment import rank_environment
+from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.signals import hearing_stops
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
@@ -145,6 +146,7 @@ class TrainFollower(NodeFollower):
         self._launcher = launcher
         self._settings = met.settings
         self._group: RankGroup | None = None
+        self._usage: RankUsage | None = None
 
     @property
     def has_ranks(self) -> bool:
@@ -159,7 +161,9 @@ class TrainFollower(NodeFollower):
             self.link.send({"over": self.attempt, "deaths": [], "error": error})
             return
         self.wait_s = order["wait_s"]
-        self.say_start(order["node"] * order["ranks"], order["ranks"], run.logs)
+        first = order["node"] * order["ranks"]
+        self.say_start(first, order["ranks"], run.logs)
+        self._usage = RankUsage(run, plan, first=first)
         where = {"node": order["node"], "nodes": order["nodes"]}
         self._group = RankGroup(
             self._launcher,
@@ -188,6 +192,9 @@ class TrainFollower(NodeFollower):
         if group.beats_told > told:
             beats = [beat.to_json() for beat in group.beats.values()]
             self.link.send({"beats": beats, "attempt": self.attempt})
+        assert self._usage is not None
+        if samples := self._usage.look(group.pids):
+            self.link.send({"usage": samples, "attempt": self.attempt})
         if group.witnesses is not None and not had_witnesses:
             stacks = [vars(witness) for witness in group.witnesses]
             self.link.send({"stacks": stacks, "attempt": self.attempt})
@@ -196,6 +203,7 @@ class TrainFollower(NodeFollower):
         if not group.is_over:
             return
         self._group = None
+        self._usage.close()
         error = None if group.error is None else str(group.error)
         deaths = [[d.rank, d.exit_code, d.was_ended] for d in group.deaths]
         self.link.send({"over": self.attempt, "deaths": deaths, "error": error})

@@ -55,6 +55,18 @@ class NodesGroup:
         """How often the node that was asked most often was asked to stop."""
         self._far_beats: dict[int, Beat] = {}
         self._far_witnesses: dict[int, list[Witness]] = {}
+        self._far_usage: list[dict[str, Any]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks here."""
+        return self._local.pids
+
+    def take_usage(self) -> list[dict[str, Any]]:
+        """What the ranks of other nodes used, as these nodes have said since this was last
+        asked."""
+        taken, self._far_usage = self._far_usage, []
+        return taken
 
     @property
     def beats(self) -> dict[int, Beat]:
@@ -135,6 +147,8 @@ class NodesGroup:
                 continue  # of ranks that are gone
             elif "beats" in record:
                 self._far_beats |= {b.rank: b for b in map(Beat.from_json, record["beats"])}
+            elif "usage" in record:
+                self._far_usage += record["usage"]
             elif "stacks" in record:
                 self._far_witnesses[rank] = [Witness(**one) for one in record["stacks"]]
             elif "asked" in record:

@@ -39,6 +39,7 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace import Trace
 from phalanx.planner.wanted import wanted_on, wanted_precisions
 from phalanx.recipe.load import absolute_spec, builtin_recipes
+from phalanx.run.cache import cache_folder
 from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
@@ -95,13 +96,14 @@ def prepare(
     is_fresh: bool = True,
     gather: Gather | None = None,
     nodes: int = 1,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
     """Load, check and plan a job. `resume` names a run, a checkpoint, or `latest`; `adapt` fits the
     job to the machine before its devices are judged; `launcher` will train it, and
     begins meanwhile; `is_elsewhere` says that `machine` is not this one, and is not checked;
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
     recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
-    of which there are `nodes` in all."""
+    of which there are `nodes` in all; `say` is told what the recipe reports on its way."""
     continued = Continued.find(resume, overrides) if resume is not None else None
     source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
@@ -121,7 +123,8 @@ def prepare(
         # What continues must know the data as it is now.
         ask_trace=ask_trace
         or remembering(
-            partial(trace_recipe, launcher=launcher), is_fresh=is_fresh or continued is not None
+            partial(trace_recipe, launcher=launcher, say=say),
+            is_fresh=is_fresh or continued is not None,
         ),
         ask_torch=None if is_fresh else remembering_torch(),
         gather=gather,
@@ -269,7 +272,10 @@ def _look(
         asked = wanted_precisions(job, accelerator=machine.accelerator if machine else here)
         tracing = pool.submit(ask_trace, job.recipe, job.options, asked)
         if machine is None:
-            machine = pool.submit(probe_machine, Path(job.output), ask=ask_torch).result()
+            samples = cache_folder("samples") if job.loader.cache == "disk" else None
+            machine = pool.submit(
+                probe_machine, Path(job.output), samples=samples, ask=ask_torch
+            ).result()
         trace, findings = tracing.result()
     wanted = wanted_on(job, machine)
     if trace is not None and not set(wanted) <= set(asked):  # a driver without a GPU, an odd card

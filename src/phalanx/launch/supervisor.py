@@ -177,7 +177,7 @@ class Supervisor:
         ends: list[Event] = []
         forwarded = 0
         gone_s: float | None = None
-        usage = RankUsage(self._run, self._plan, attempt=events.attempt)
+        usage, step = RankUsage(self._run, self._plan), None
         pace = PaceMeter(self._plan)
         while True:
             is_running = group.is_running
@@ -187,15 +187,16 @@ class Supervisor:
                 ):  # a long run has millions of the others
                     ends.append(event)
                 self._on_event(event)
-                usage.take(event)
+                if event.kind == "step" and event.attempt == events.attempt:
+                    step = event.data["step"]
                 if event.kind == "dropped":
                     self._drop(event, events)
                 if event.kind == "compared":
                     keep_comparison(self._plan, self._run)
                 if event.kind == "checkpoint":
                     self._saved_step = event.data["step"]
-            for sample in usage.look():
-                events.write("usage", **sample)
+            for sample in (*usage.look(group.pids), *group.take_usage()):
+                events.write("usage", step=step, **sample)
             for record in pace.look(group.beats, time.monotonic()):
                 events.write("pace", **record)
             if not is_running:

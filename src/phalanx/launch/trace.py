@@ -22,10 +22,21 @@ def trace_recipe(
     options: dict[str, Any],
     precisions: tuple[str, ...] = EAGER,
     launcher: Launcher | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    is_evaluation: bool = False,
 ) -> Answer:
-    """The Trace of a recipe with these options, and what is wrong with either."""
-    asked = {"recipe": spec, "options": options, "precisions": precisions}
-    answer, silent_because = ask_engine("trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher)
+    """The Trace of a recipe with these options, and what is wrong with either; for an evaluation
+    the test split alone is looked at."""
+    asked = {
+        "recipe": spec,
+        "options": options,
+        "precisions": precisions,
+        "is_evaluation": is_evaluation,
+    }
+    answer, silent_because = ask_engine(
+        "trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher, say=say
+    )
     if answer is None:
         return None, [_silent(spec, silent_because)]
     trace = Trace.from_json(answer["trace"]) if answer["trace"] else None

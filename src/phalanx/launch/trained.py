@@ -194,7 +194,8 @@ def _job_of(saved: SavedCheckpoint, run: RunDirectory | None) -> Path | Mapping[
     that knows the rest."""
     carried: Mapping[str, Any] | None = saved.state.get("job")
     if carried is not None:
-        return carried
+        portable = saved.state.get("portable_options") or {}
+        return {**carried, "options": {**(carried.get("options") or {}), **portable}}
     if run is not None:
         return run.job_file
     identity = saved.state.get("identity", {})

@@ -1,5 +1,5 @@
-"""Samples of what the ranks of a launched script use, as `usage` events: they report nothing
-themselves."""
+"""Samples of what ranks use, as `usage` events: `phalanx watch` shows them, `phalanx doctor` sees
+in them which one is idle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _EVERY_S = 5.0
 
 
 class UsageSampler:
-    """Samples of one attempt. `gpus` are the driver's numbers of the GPUs that ranks take as a
-    rule; empty on CPU."""
+    """Samples of the ranks of one attempt on one machine. `gpus` are the driver's numbers of the
+    GPUs that they take as a rule, empty on CPU; `first` is the number of the first of them."""
 
-    def __init__(self, pids: list[int], gpus: list[int]) -> None:
+    def __init__(self, pids: list[int], gpus: list[int], *, first: int = 0) -> None:
+        self._first = first
         self._ranks = [ProcessMeter(pid) for pid in pids]
         self._gpus = gpus
         self._meter = GpuMeter() if gpus else None
@@ -38,7 +39,7 @@ class UsageSampler:
         if resident is None:
             return []
         record: dict[str, Any] = {
-            "rank": rank,
+            "rank": self._first + rank,
             "cpu_percent": None if percent is None else round(percent, 1),
             "memory_bytes": resident,
         }

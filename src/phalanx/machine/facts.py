@@ -181,6 +181,8 @@ class Machine:
     memory: Memory
     shm: Storage | None = None
     """Where data workers pass batches (/dev/shm); None where the system has none."""
+    samples: Storage | None = None
+    """Where samples are kept on disk (`loader.cache: disk`); None: it was not looked at."""
     output: Storage
     open_files_soft: int | None = None
     """Open files a process may have; None is unlimited."""

@@ -48,12 +48,17 @@ __all__ = [
 
 
 def probe_machine(
-    output: Path | None = None, *, with_torch: bool = True, ask: AskTorch | None = None
+    output: Path | None = None,
+    *,
+    samples: Path | None = None,
+    with_torch: bool = True,
+    ask: AskTorch | None = None,
 ) -> Machine:
     """Ask this machine what there is; never raises for a broken driver or torch.
 
-    `output` is where runs will be written. Without torch it takes a tenth of a second; with it,
-    one `import torch` in a child and a start of CUDA there, unless `ask` knows the answer.
+    `output` is where runs will be written, `samples` where samples are kept. Without torch it takes
+    a tenth of a second; with it, one `import torch` in a child and a start of CUDA there, unless
+    `ask` knows the answer.
     """
     limits = host.probe_cgroup()
     soft, hard = host.probe_open_files()
@@ -80,6 +85,7 @@ def probe_machine(
         cpu=host.probe_cpu(limits),
         memory=host.probe_memory(limits),
         shm=host.probe_shm(),
+        samples=host.probe_storage(samples) if samples is not None else None,
         output=host.probe_storage(output if output is not None else Path()),
         open_files_soft=soft,
         open_files_hard=hard,

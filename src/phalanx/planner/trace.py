@@ -54,6 +54,8 @@ class KeptSample(NamedTuple):
     """`load`, what the data set's load(index) returns, or `sample`, all of it."""
     num_bytes: int
     """In memory, on average over a few."""
+    has_origin: bool = False
+    """Whether the data set says what a sample comes from, so that it can be kept on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,12 @@
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
+from phalanx.recipe.films import encode_film, missing_film_package
 from phalanx.recipe.interface import (
     Batch,
     Benchmarked,
     BenchmarkSettings,
+    Collected,
     Data,
     Epoch,
     Exported,
@@ -20,13 +22,18 @@ from phalanx.recipe.interface import (
     TaskResult,
     Term,
 )
+from phalanx.recipe.progress import report
+from phalanx.recipe.rollouts import roll_out
+from phalanx.recipe.signing import sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
+from phalanx.run.directory import new_folder, write_atomic
 
 __all__ = [
     "Batch",
     "BenchmarkSettings",
     "Benchmarked",
+    "Collected",
     "Data",
     "Epoch",
     "Exported",
@@ -45,5 +52,12 @@ __all__ = [
     "attend_causally",
     "cache_folder",
     "did_you_mean",
+    "encode_film",
     "keys",
+    "missing_film_package",
+    "new_folder",
+    "report",
+    "roll_out",
+    "sign_file",
+    "write_atomic",
 ]

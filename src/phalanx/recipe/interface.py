@@ -71,9 +71,14 @@ class Exported(NamedTuple):
     outputs: Sequence[str]
     """Names of what the module gives."""
     dynamic: Mapping[str, Mapping[int, str]] = {}
-    """Axes beside the batch that may be of any length with `--dynamic`: input, axis, its name."""
+    """Axes beside the batch that may be of any length with `--dynamic`: input, axis, its name;
+    `32*height` is a multiple of 32."""
     decode: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     """What is read from the outputs (classes, boxes): compared like them."""
+    match: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], tuple[int, int]] | None = None
+    """Of things that are read from the outputs and not in a fixed order, such as detections: how
+    many both have together, and how many of them the other side has not. Given the outputs of
+    PyTorch and of the file for one batch."""
     stand_in: Callable[[Callable[..., tuple[Tensor, ...]]], nn.Module] | None = None
     """The model that `evaluate` is given when an exported file is evaluated, made of a function
     that runs the file on named inputs. None: it is called like `module`."""
@@ -115,6 +120,15 @@ class Benchmarked(NamedTuple):
     media: Sequence[Media] = ()
 
 
+class Collected(NamedTuple):
+    """What `phalanx recipes collect` has made."""
+
+    path: Path
+    """The folder or file that `data=` of the recipe takes."""
+    said: Sequence[str] = ()
+    """Lines about it: how many episodes, how many of them good."""
+
+
 class Rows(NamedTuple):
     """What `evaluate` finds in a micro-batch where a sum would not do, such as every detection: a
     table with any number of rows, equally wide in all of them. The rows of all micro-batches are
@@ -142,7 +156,9 @@ class Data(Protocol):
     `Epoch`.
 
     With `loader.cache: ram` what a `load(index)` of it returns is kept in memory: it reads and
-    decodes without randomness, and the methods above call it.
+    decodes without randomness, and the methods above call it. With `disk` it is kept for later runs
+    too, under what `origin(index)` returns: a text that is another one when the sample is, such as
+    path, size and time of its file with the options that `load` heeds.
     """
 
     def __len__(self) -> int: ...
@@ -162,8 +178,18 @@ class Recipe:
     a loss which is a sum over so many samples. What is shown and compared is the loss without."""
     export_forms: ClassVar[Mapping[str, str]] = {}
     """What `phalanx export --to` offers for this recipe: each name with its meaning."""
+    one_shape: ClassVar[Mapping[str, Any]] = {}
+    """Options with which all test samples have one shape: taken for files that have one."""
+    spec: str = ""
+    """What it was loaded as: a built-in name, or `file.py:Class`."""
+    splits: Sequence[Split] = ("train", "test")
+    """The splits that are used in this process: `evaluate` and `export` ask for the test split
+    alone, and `check` need not look for the other."""
     benchmarks: ClassVar[Mapping[str, str]] = {}
     """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
+    Collecting: ClassVar[type[BaseModel] | None] = None
+    """What `phalanx recipes collect` may be told: `Options` of its own. None: it collects nothing.
+    """
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -210,6 +236,16 @@ class Recipe:
         reads only its own part. Frozen parameters among them are not saved again in checkpoints."""
         return {}
 
+    def portable_options(self) -> Mapping[str, Any]:
+        """Options beside those that were given with which `model` builds the same model where data
+        and other files are not at hand. Checkpoints and exported files carry them."""
+        return {}
+
+    def weights_file(self, path: Path) -> Path | None:
+        """A file of weights that is no plain one but another tool's own, as a safetensors file with
+        the names of this model; None: it is none that the recipe knows. Nothing in it is run."""
+        return None
+
     def check_weights(self) -> list[Finding]:
         """What stands between this recipe and its pretrained weights: asked before training, not
         before planning, which needs none."""
@@ -234,6 +270,12 @@ class Recipe:
         """Run the model in the loop, in one of `benchmarks`. It has its weights and is on its
         device; no data is opened. Raises UserError where something is missing for it."""
         raise self._not_written("benchmark")
+
+    @classmethod
+    def collect(cls, settings: Any, out: Path | None) -> Collected:
+        """Make data for this recipe as `settings`, a `Collecting`, asks: into a new folder `out`,
+        or where the recipe looks for it by itself. Raises UserError where something is missing."""
+        raise NotImplementedError(f"{cls.__name__}.collect is not written")
 
     def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
         """What the model makes of a few test samples, after an evaluation: as text, or as pictures.

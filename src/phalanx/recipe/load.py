@@ -122,11 +122,17 @@ def load_recipe_class(spec: str) -> type[Recipe]:
 def load_recipe(spec: str, options: dict[str, Any]) -> Recipe:
     """Import the recipe, judge its options, and make it."""
     recipe = load_recipe_class(spec)
+    made = recipe(judge_options(recipe.Options, options))
+    made.spec = spec
+    return made
+
+
+def judge_options(kind: type[BaseModel], options: dict[str, Any]) -> Any:
+    """Options as a recipe takes them; raises UserError with all that is wrong with them."""
     try:
-        judged = recipe.Options.model_validate(options)
+        return kind.model_validate(options)
     except ValidationError as error:
-        raise UserError(_option_findings(error, recipe.Options)) from None
-    return recipe(judged)
+        raise UserError(_option_findings(error, kind)) from None
 
 
 def _import_file(path: Path) -> Any:

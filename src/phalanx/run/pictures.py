@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from io import BytesIO
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 _LARGEST = 32 * 2**20
 _FRAMES = 48
 _WIDTH = 320
+_LONGEST_S = 60.0
 
 
 class Picture(NamedTuple):
@@ -56,32 +57,23 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _moving(path: Path) -> Picture | None:
-    """TensorBoard shows no video but moving GIFs. Needs OpenCV and Pillow, which recipes that make
-    videos bring along."""
+    """TensorBoard shows no video but moving GIFs. The package that recipes make films with turns
+    them into one; None without it."""
     try:
-        import cv2
-        from PIL import Image
+        from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
     except ImportError:
         return None
-    video = cv2.VideoCapture(str(path))
     try:
-        count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-        per_s = video.get(cv2.CAP_PROP_FPS) or 10.0
+        count, _ = count_frames_and_secs(str(path))
         every = max(1, -(-count // _FRAMES))
-        frames = []
-        for number in range(count):
-            is_read, frame = video.read()
-            if not is_read:
-                break
-            if number % every == 0:
-                picture = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
-                picture.thumbnail((_WIDTH, _WIDTH))
-                frames.append(picture)
-    finally:
-        video.release()
-    if not frames:
+        kept = f"select=not(mod(n\\,{every})),scale=min({_WIDTH}\\,iw):-1,split[a][b]"
+        colours = "[a]palettegen[c];[b][c]paletteuse"
+        command = [get_ffmpeg_exe(), "-v", "error", "-nostdin", "-i", str(path), "-vf"]
+        command += [f"{kept};{colours}", "-fps_mode", "vfr", "-loop", "0", "-f", "gif", "-"]
+        data = subprocess.run(command, capture_output=True, check=True, timeout=_LONGEST_S).stdout
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):
         return None
-    out = BytesIO()
-    wait_ms = int(1000 * every / per_s)
-    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:], duration=wait_ms, loop=0)
-    return Picture(out.getvalue(), *frames[0].size)
+    if data[:4] != b"GIF8" or len(data) < 10:
+        return None
+    width, height = struct.unpack("<HH", data[6:10])
+    return Picture(data, width, height)

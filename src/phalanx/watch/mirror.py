@@ -24,6 +24,10 @@ from phalanx.watch.watched import WatchedRun
 _FIRST_S = 20.0
 _QUIET_S = 0.4  # without an event: the far side looks five times a second
 _WRITER = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
+# What is written here is named over there: nothing but these, and nothing outside of the folder.
+_SHOWN = re.compile(
+    r"job\.yaml|media/step-\d{1,18}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.(png|jpg|mp4)", re.ASCII
+)
 
 
 @contextmanager
@@ -67,7 +71,9 @@ class _Mirror:
             time.sleep(0.05)
 
     def listener(self) -> Listener:
-        return Listener(self._plan, self._event, self._output, lambda text: None)
+        return Listener(
+            self._plan, self._event, self._output, lambda text: None, on_file=self._file
+        )
 
     def fill(self, follower: Follower) -> None:
         with suppress(UserError, OSError, ValueError):  # ended here, or not reached for long
@@ -83,6 +89,13 @@ class _Mirror:
             self._append(f"events/{event.writer}.jsonl", event.to_line().encode())
         self._heard_s = time.monotonic()
         self._has_first.set()
+
+    def _file(self, name: str, data: bytes) -> None:
+        if _SHOWN.fullmatch(name):
+            path = self._run.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, data)
+        self._heard_s = time.monotonic()
 
     def _output(self, text: str) -> None:
         self._append("logs/command.log", text.encode())

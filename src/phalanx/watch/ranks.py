@@ -29,19 +29,22 @@ class Rank:
     is_straggler: bool = False
     """By the newest window, or because a Finding says so."""
     exit_code: int | None = None
+    is_alone: bool = False
+    """The only rank."""
 
     @property
     def shares(self) -> dict[str, float]:
         """Shares of data, compute and communication in a step. Backward exchanges gradients
-        while it computes: it counts as computing; waiting to agree and to read as communication."""
+        while it computes: it counts as computing. Who reads a loss waits for the device to compute
+        it, on a CPU for the other ranks; who agrees, for the other ranks."""
         total = sum(self.parts.values())
         if total <= 0:
             return {}
-        groups = {
-            "data": ("data",),
-            "compute": ("forward", "backward", "update"),
-            "communication": ("agree", "read"),
-        }
+        compute = ["forward", "backward", "update"]
+        compute += ["read"] if self.is_alone or not self.device.startswith("cpu") else []
+        compute += ["agree"] if self.is_alone else []
+        others = [part for part in ("agree", "read") if part not in compute]
+        groups = {"data": ["data"], "compute": compute, "communication": others}
         return {
             name: sum(self.parts.get(part, 0.0) for part in parts) / total
             for name, parts in groups.items()
@@ -131,7 +134,7 @@ class Ranks:
             rows[int(number)] = sum(parts.values()), parts
         for number, (step_s, parts) in rows.items():
             rank = self[number]
-            rank.step_s, rank.parts = step_s, parts
+            rank.step_s, rank.parts, rank.is_alone = step_s, parts, self.world == 1
             rank.is_straggler = number in self._said or _is_slow(number, rows, alone)
         self.heat.add(time_s, {n: _own(parts, alone) for n, (_, parts) in rows.items()})
 

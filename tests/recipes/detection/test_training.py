@@ -104,35 +104,6 @@ def test_pictures_and_curves_are_kept(unbroken):
     }
 
 
-def test_ultralytics_loads_and_validates_what_was_written(pool, shapes, small, tmp_path):
-    # Long enough for some detections: figures of zero would agree whatever is in the file.
-    run = detection(
-        tmp_path, shapes, small, ranks=1, steps=150, ema={"decay": 0.9, "buffers": True},
-        options={"mosaic": 0.0, "mixup": 0.0, "pictures": 0, "conf": 0.01},
-        evaluate={"every": None, "batch_size": 8}, optimizer={"lr": 0.004, "clip_norm": 10.0},
-    )  # fmt: skip
-    train(pool, run, ranks=1, timeout_s=250)
-    (evaluated,) = events_of(run, "evaluate")
-    assert evaluated["metrics"]["recall"] > 0
-
-    from ultralytics import YOLO
-
-    for file in (run.final_model / "best.pt", run.checkpoints / "latest" / "last.pt"):
-        model = YOLO(str(file))
-        found = model.val(
-            data=str(shapes), imgsz=64, batch=8, rect=True, plots=False, verbose=False,
-            workers=0, conf=0.01, project=str(tmp_path / "val"),
-        )  # fmt: skip
-        assert model.names == {0: "circle", 1: "square", 2: "triangle", 3: "cross"}
-        assert found.box.map == pytest.approx(evaluated["metrics"]["mAP50-95"], abs=1e-3)
-        assert found.box.map50 == pytest.approx(evaluated["metrics"]["mAP50"], abs=1e-3)
-        assert found.box.mr == pytest.approx(evaluated["metrics"]["recall"], abs=1e-2)
-    # Anew: validating fuses the layers of the model that it is given.
-    images = [str(image) for image in (shapes.parent / "images" / "val").iterdir()]
-    results = YOLO(str(file)).predict(images, imgsz=64, conf=0.001, verbose=False)
-    assert sum(len(result.boxes) for result in results) > 0
-
-
 def test_a_pt_of_ultralytics_is_where_training_begins(pool, unbroken, shapes, tmp_path):
     file = tmp_path / "start.pt"
     shutil.copyfile(unbroken.final_model / "best.pt", file)

@@ -1,6 +1,8 @@
 """benchmarks/detection: what is judged against what."""
 
 import importlib.util
+import os
+import sys
 
 import pytest
 
@@ -57,3 +59,59 @@ def test_speed_is_judged_at_a_batch_of_64(report, rate, says):
     assert says in text
     assert text.count("asked") == 1
     assert "compute alone" in text and "failed: no GPU" in text
+
+
+def test_the_rate_of_the_preset_stands_beside_the_best(report):
+    figures = [(64, 0.001, 0.42), (64, 0.002, 0.44), (64, 0.04, 0.0), (256, 0.002, 0.4)]
+    records = [
+        {"contestant": "", "batch": batch, "rate": rate, "seed": seed, "work": WORK,
+         "mAP50-95": value, "mAP50": value}
+        for batch, rate, value in figures for seed in (0, 1)
+    ]  # fmt: skip
+    text = "\n".join(report.rates_table(records))
+    assert "best at a batch of 64: 0.002, mAP50-95 0.440; the preset's 0.001: 0.420" in text
+    assert "best at a batch of 256: 0.002, mAP50-95 0.400; the preset's 0.002: 0.400" in text
+    assert "| 0.04 | 2 | 0.000 +- 0.000 |" in text
+
+
+def test_the_preset_is_what_the_rates_are_measured_for(report):
+    import yaml
+
+    from phalanx.recipe.load import builtin_recipes
+
+    file = builtin_recipes()["detection"] / "presets" / "large_batch.yaml"
+    optimizer = yaml.safe_load(file.read_text())["optimizer"]
+    assert (optimizer["lr"], optimizer["lr_batch"]) == (report.PRESET_RATE, report.PRESET_BATCH)
+    assert optimizer["lr_rule"] == "sqrt"
+
+
+@pytest.fixture(scope="module")
+def at_once():
+    file = BENCHMARKS / "detection" / "at_once.py"
+    spec = importlib.util.spec_from_file_location("detection_at_once", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_budget_ends_what_runs_and_says_what_is_missing(at_once, tmp_path):
+    def training(name, code):
+        log = tmp_path / f"{name}.log"
+        return at_once.Training(name, 0, 1, [sys.executable, "-c", code], lambda: {"x": 1}, log)
+
+    heard = {}
+    left = at_once.run_at_once(
+        [
+            training("good", "pass"),
+            training("bad", "raise SystemExit('no such thing')"),
+            training("endless", "import time; time.sleep(600)"),
+            training("late", "pass"),
+        ],
+        on_done=lambda one, record: heard.update({one.name: record}),
+        budget_s=4,
+        cores=sorted(os.sched_getaffinity(0))[:1],
+    )
+    assert left == ["endless 0", "late 0"]
+    assert heard["good"]["x"] == 1
+    assert "ended with 1" in heard["bad"]["error"] and "no such thing" in heard["bad"]["error"]

@@ -12,7 +12,6 @@ from phalanx.launch.agent import RankDeath
 from phalanx.launch.post_mortem import PostMortem
 from phalanx.launch.rank_usage import RankUsage
 from phalanx.launch.script_death import describe_death
-from phalanx.run.events import Event
 from phalanx.run.heartbeat import Phase
 from tests.unit.diagnose.run_folders import TRACEBACK, folder
 
@@ -85,53 +84,36 @@ class PlanOf:
         self.device = Value(device)
 
 
-def started(rank, attempt=0):
-    return Event("start", 1.0, f"rank-{rank}", attempt, {"rank": rank, "pid": 100 + rank})
-
-
 def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
     made = []
 
     class Sampler:
-        def __init__(self, pids, gpus):
-            made.append((pids, gpus))
+        def __init__(self, pids, gpus, first):
+            made.append((pids, gpus, first))
 
         def look(self):
-            return [{"rank": 0, "gpu_percent": 90}]
+            return [{"rank": 4, "gpu_percent": 90}]
 
         def close(self):
             made.append("closed")
 
     monkeypatch.setattr(rank_usage, "UsageSampler", Sampler)
-    usage = RankUsage(folder(tmp_path), PlanOf("cuda"), attempt=1)
-    usage.take(started(0))  # of the attempt before
-    usage.take(started(1, 1))
-    assert usage.look() == []
-    usage.take(started(0, 1))
-    usage.take(Event("step", 2.0, "rank-0", 1, {"step": 7}))
-    assert made == [([100, 101], [0, 1])]
-    assert usage.look() == [{"step": 7, "rank": 0, "gpu_percent": 90}]
+    usage = RankUsage(folder(tmp_path), PlanOf("cuda"), first=4)
+    assert usage.look([]) == []
+    assert usage.look([100, 101]) == []
+    assert made == [([100, 101], [0, 1], 4)]
+    assert usage.look([100, 101]) == [{"rank": 4, "gpu_percent": 90}]
     usage.close()
     assert made[-1] == "closed"
 
 
 def test_ranks_on_cpu_are_sampled_without_a_driver(tmp_path):
     plan = PlanOf("cpu")
-    plan.gpus, plan.ranks = Value([]), Value(1)
-    usage = RankUsage(folder(tmp_path), plan, attempt=0)
-    usage.take(Event("start", 1.0, "rank-0", 0, {"rank": 0, "pid": os.getpid()}))
-    while not (found := usage.look()):
+    plan.gpus = Value([])
+    usage = RankUsage(folder(tmp_path), plan, first=1)
+    while not (found := usage.look([os.getpid()])):
         time.sleep(0.05)
     usage.close()
+    assert found[0]["rank"] == 1
     assert found[0]["memory_bytes"] > 2**20
     assert "gpu_percent" not in found[0]
-
-
-def test_ranks_of_several_nodes_are_not_sampled_here(tmp_path):
-    plan = PlanOf("cpu")
-    plan.nodes = Value(2)
-    usage = RankUsage(folder(tmp_path), plan, attempt=0)
-    usage.take(started(0))
-    usage.take(started(1))
-    assert usage.look() == []
-    usage.close()

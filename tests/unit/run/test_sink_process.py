@@ -6,8 +6,11 @@ import struct
 import subprocess
 import sys
 import zlib
+from io import BytesIO
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, TENSORS, EventAccumulator
 
 from phalanx.job.schema import Logging
@@ -65,6 +68,22 @@ def test_the_process_writes_everything_and_ends_with_its_input(tmp_path):
     cells = board.Tensors("plan")[0].tensor_proto.string_val
     assert b"4 GPUs are free" in cells, "the plan's reasons"
     assert not (made.run.logs / "sinks.log").exists(), "an empty log is no log"
+
+
+def test_tensorboard_shows_a_film_as_a_moving_picture(tmp_path):
+    made = some_run(tmp_path)
+    made.film(20)
+    assert SinkProcess(made.run, EVERYTHING).close() == []
+    board = EventAccumulator(str(made.run.tensorboard), {IMAGES: 0})
+    board.Reload()
+    (image,) = board.Images("media/drive")
+    assert (image.width, image.height) == (96, 64)
+    with Image.open(BytesIO(image.encoded_image_string)) as gif:
+        assert (gif.format, gif.n_frames) == ("GIF", 30)  # every second one: at most 48
+        gif.seek(29)
+        last = np.asarray(gif.convert("L"))
+    assert last[32, 60] > 200
+    assert last[32, 20] < 50
 
 
 def test_a_run_that_continues_is_not_written_twice(tmp_path):
@@ -133,6 +152,7 @@ def test_wandb_offline_gets_the_curves_and_no_file_has_the_key(tmp_path, monkeyp
     key = "0123456789abcdef" * 2 + "01234567"
     monkeypatch.setenv("WANDB_API_KEY", key)
     made = some_run(tmp_path)
+    made.film(20)
     settings = SinkSettings(
         tensorboard=False, wandb={"project": "p", "entity": None, "mode": "offline"}
     )
@@ -142,6 +162,8 @@ def test_wandb_offline_gets_the_curves_and_no_file_has_the_key(tmp_path, monkeyp
     data = record.read_bytes()
     assert b"train/loss" in data
     assert b"accuracy" in data
+    (film,) = made.run.path.glob("wandb/offline-run-*/files/media/videos/**/*.mp4")
+    assert film.read_bytes() == (made.run.media / "step-20" / "drive.mp4").read_bytes()
     for path in made.run.path.rglob("*"):
         if path.is_file():
             assert key.encode() not in path.read_bytes(), path

@@ -5,9 +5,13 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
+from phalanx.recipe.films import encode_film
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.run.lock import this_process
+from phalanx.run.media import write_media
 
 BEGAN = 1_800_000_000.0
 PARTS = ["none", "data", "agree", "forward", "backward", "update", "read"]
@@ -144,6 +148,16 @@ class Run:
     def hold(self):
         """As if this process trained in it."""
         (self.run.path / ".lock").write_text(json.dumps(asdict(this_process())))
+
+    def film(self, step):
+        """Two seconds of a bar that moves."""
+        frames = np.zeros((60, 64, 96, 3), np.uint8)
+        for number, frame in enumerate(frames):
+            frame[:, number : number + 8] = 255
+        file = write_media(
+            self.run, step=step, name="drive", suffix=".mp4", content=encode_film(frames, fps=30)
+        )
+        self.write("media", 9.0, "rank-0", step=step, name="drive", file=file, caption="c")
 
     def log(self, rank, text):
         self.run.log_file(rank).write_text(text)

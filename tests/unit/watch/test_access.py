@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from phalanx.watch.web.access import COOKIE, Access, Guard, cookie_of
+from phalanx.watch.web.access import Access, Guard
 
 
 async def inside(scope, receive, send):
@@ -23,7 +23,8 @@ def ask(access, path="/", *, query="", cookie=None, method="GET", kind="http", h
 
     pairs = [(b"host", b"here:1"), *headers]
     if cookie:
-        pairs.append((b"cookie", f"a=b; {COOKIE}={cookie}; c=d".encode()))
+        ours = access.cookie_for(cookie).partition(";")[0]
+        pairs.append((b"cookie", f"a=b; {ours}; c=d".encode()))
     scope = {"type": kind, "path": path, "query_string": query.encode(), "method": method}
     asyncio.run(Guard(inside, access)({**scope, "headers": pairs}, None, send))
     return sent
@@ -102,6 +103,15 @@ def test_old_sessions_make_room():
     first = access.exchange(access.link_token)
     for _ in range(150):
         last = access.exchange(access.link_token)
-    assert access.session(first) is None
-    assert access.session(last) == {}
-    assert cookie_of("no cookie at all;;;==") is None
+    assert access.session(access.cookie_for(first)) is None
+    assert access.session(access.cookie_for(last)) == {}
+    assert access.session("no cookie at all;;;==") is None
+
+
+def test_two_servers_on_one_host_keep_their_own_cookies():
+    one, other = Access(), Access()
+    cookies = [a.cookie_for(a.exchange(a.link_token)).partition(";")[0] for a in (one, other)]
+    sent = "; ".join(cookies)
+    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
+    assert one.session(sent) == other.session(sent) == {}
+    assert one.session(cookies[1]) is None

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.run.events import KINDS, Event
+from phalanx.watch.ranks import Rank
 from phalanx.watch.state import RunState
 from phalanx.watch.watched import WatchedRun
 from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
@@ -42,6 +43,17 @@ def test_the_slow_rank_is_marked_and_shares_are_of_a_step(tmp_path):
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["data"] == pytest.approx(0.05 / 0.145)
     assert ranks[0].usage["gpu_temperature_c"] == 60
+
+
+@pytest.mark.parametrize(
+    ("device", "is_alone", "waiting"),
+    [("cuda:0 NVIDIA H200", True, 0), ("cuda:0", False, 1), ("cpu", False, 3), ("cpu", True, 0)],
+)
+def test_waiting_for_the_device_is_no_communication(device, is_alone, waiting):
+    parts = {"data": 1.0, "agree": 1.0, "forward": 4.0, "backward": 1.0, "update": 1.0, "read": 2.0}
+    rank = Rank(device, parts=parts, is_alone=is_alone)
+    assert rank.shares["communication"] == pytest.approx(waiting / 10)
+    assert rank.shares["compute"] == pytest.approx((9 - waiting) / 10)
 
 
 def test_a_run_without_its_command_is_gone_and_with_it_is_running(tmp_path):

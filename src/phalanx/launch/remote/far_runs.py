@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ _CHUNK = 1 << 20
 _LONG = 4 << 20  # of a longer file that is read from its start, old steps are left out
 _POLL_S = 0.2
 _TAIL_BYTES = 1 << 16
+_NEWEST, _LARGEST = 40, 32 << 20  # pictures and films of a run that are sent to whoever watches it
+_SHOWN = ("job.yaml", "media/*/*.png", "media/*/*.jpg", "media/*/*.mp4")
 
 
 def start(
@@ -169,9 +172,16 @@ def _tail(path: Path) -> list[bytes]:
         return file.read().splitlines()
 
 
-def follow(path: str, name: str, offsets: dict[str, int] | None, beat_s: float) -> None:
+def follow(
+    path: str,
+    name: str,
+    offsets: dict[str, int] | None,
+    beat_s: float,
+    shown: list[str] | None = None,
+) -> None:
     """What a run writes from these offsets on (None: from now on): plans, events, output; its end
-    at last. Says so when there is nothing, so that the other side knows that the line holds."""
+    at last. Says so when there is nothing, so that the other side knows that the line holds.
+    `shown` are the job file, pictures and films that the other side has; None: it wants none."""
     folder = there(path) / "started" / name
     run = Path(read_json(folder / "run.json")["run"])
     if offsets is None:
@@ -192,6 +202,8 @@ def follow(path: str, name: str, offsets: dict[str, int] | None, beat_s: float) 
                 offsets[file.name] = after
                 say(file=file.name, text=text, after=after)
                 count += 1
+        if shown is not None:
+            count += _show(run, shown)
         if end is not None and count == 0:
             say(end=end)
             return
@@ -199,6 +211,28 @@ def follow(path: str, name: str, offsets: dict[str, int] | None, beat_s: float) 
             say(turn=True)  # what came since the last one belongs together
             said_at = time.monotonic()
         time.sleep(_POLL_S if end is None else 0)
+
+
+def _show(run: Path, shown: list[str]) -> int:
+    """Say the files that are new, in parts of base64; of those that are there already the newest
+    ones. Each was renamed into its place whole, and is never written to again."""
+    found = [file for pattern in _SHOWN for file in run.glob(pattern)]
+    new = [file for file in found if str(file.relative_to(run)) not in shown]
+    new.sort(key=lambda file: file.stat().st_mtime_ns)
+    shown += [str(file.relative_to(run)) for file in new]
+    sent = [file for file in new[-_NEWEST:] if file.stat().st_size <= _LARGEST]
+    for file in sent:
+        size, at = file.stat().st_size, 0
+        with file.open("rb") as opened:
+            while True:
+                part = opened.read(_CHUNK)
+                at += len(part)
+                is_whole = at >= size or not part
+                data = base64.b64encode(part).decode()
+                say(shown=str(file.relative_to(run)), data=data, is_whole=is_whole)
+                if is_whole:
+                    break
+    return len(sent)
 
 
 def _news(path: Path, offset: int) -> Iterator[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 import signal
@@ -148,6 +149,9 @@ class Listener:
     """What it printed, as it comes."""
     on_line: Callable[[str], None]
     """About the connection: lost, there again."""
+    on_file: Callable[[str, bytes], None] | None = None
+    """The job file, a picture or a film, by its name in the run directory. None: they are not
+    sent."""
 
 
 class Follower:
@@ -161,6 +165,8 @@ class Follower:
         self._listener = listener
         self._offsets: dict[str, int] | None = None if is_from_now else {}
         self._waiting: list[Event] = []
+        self._shown: list[str] = []
+        self._parts: list[bytes] = []
 
     def follow(self, *, patience_s: float = PATIENCE_S) -> int | str:
         """Until the run ends: its exit code, or `gone`."""
@@ -174,6 +180,7 @@ class Follower:
                     name=self._name,
                     offsets=self._offsets,
                     beat_s=BEAT_S,
+                    shown=None if self._listener.on_file is None else self._shown,
                 ):
                     if lost_at is not None:
                         self._listener.on_line("connected again")
@@ -194,6 +201,7 @@ class Follower:
                         error
                     )
                 self._connection.hang_up()
+                self._parts.clear()
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
@@ -209,11 +217,21 @@ class Follower:
                 self._listener.on_output(record["text"])
             else:
                 self._waiting += _events(record["text"])
+        elif "shown" in record:
+            self._take_part(record)
         if "turn" in record or "end" in record:
             # Of several writers: what they wrote between two looks, in the order of time.
             for event in sorted(self._waiting, key=lambda event: event.time_s):
                 self._listener.on_event(event)
             self._waiting.clear()
+
+    def _take_part(self, record: dict[str, Any]) -> None:
+        self._parts.append(base64.b64decode(record["data"]))
+        if record["is_whole"]:
+            data, self._parts = b"".join(self._parts), []
+            self._shown.append(record["shown"])
+            if self._listener.on_file is not None:
+                self._listener.on_file(record["shown"], data)
 
     def _lost(self, patience_s: float, error: Exception) -> Finding:
         place = self._connection.place

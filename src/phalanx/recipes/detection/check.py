@@ -32,6 +32,29 @@ def check_options(options: DetectionOptions) -> list[Finding]:
     ]
 
 
+def check_names(known: dict[int, str], found: dict[int, str], file: Path) -> list[Finding]:
+    """Classes of a model that was trained on other data than this."""
+    if known == found:
+        return []
+    is_alike = len(known) == len(found)
+    return [
+        Finding(
+            slug="detection-classes",
+            what=f"the model knows {len(known)} classes, `{file}` names {len(found)}"
+            if not is_alike
+            else f"the model's classes are called otherwise in `{file}`",
+            why=f"options.names: {_few(known)}; names: {_few(found)}",
+            fix="data=FILE with the classes that the model was trained on, in their order",
+            severity="warning" if is_alike else "error",
+        )
+    ]
+
+
+def _few(names: dict[int, str]) -> str:
+    told = ", ".join(list(names.values())[:12])
+    return f"{told}, ..." if len(names) > 12 else told
+
+
 def check_labels(split: Split, labels: Labels, file: Path, names: dict[int, str]) -> list[Finding]:
     """What is wrong with the images and labels of one split."""
     kinds: dict[str, list[Fault]] = {}

@@ -34,6 +34,12 @@ class DetectionData:
     def __len__(self) -> int:
         return len(self._labels.images)
 
+    def origin(self, index: int) -> str:
+        """What `load` makes an image of."""
+        path = self._labels.images[index]
+        about = path.stat()
+        return f"detection {self._size} {path} {about.st_size} {about.st_mtime_ns}"
+
     def load(self, index: int) -> np.ndarray:
         """The image in BGR with its longer side at the training size."""
         path = self._labels.images[index]

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from phalanx.recipe import sign_file
 from phalanx.recipes.detection.library import ultralytics
 from phalanx.recipes.detection.network import make_network
 
@@ -50,6 +51,7 @@ def write_pt(recipe: DetectionRecipe, tensors: Mapping[str, Tensor], file: Path)
         },
         file,
     )
+    sign_file(recipe, file)
 
 
 def _frozen(recipe: DetectionRecipe, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,7 +73,7 @@ def train_arguments(recipe: DetectionRecipe) -> dict[str, Any]:
         "task": "detect",
         "mode": "train",
         "model": options.model,
-        "data": str(recipe.source.file.resolve()),
+        "data": str(options.data.resolve()) if options.data is not None else None,
         "imgsz": options.size,
         "single_cls": options.single_class,
         "box": options.box,

@@ -19,17 +19,33 @@ _NAMES = tuple(f"yolo11{size}" for size in "nsmlx")
 
 
 def find_pretrained(options: DetectionOptions) -> Pretrained | None:
-    """What the model's .pt holds; None where it is no .pt."""
-    return open_pretrained(Path(options.model)) if options.model.endswith(".pt") else None
+    """What the model's .pt holds; None where it is no .pt, or one that is left behind where the
+    structure is known without it."""
+    file = Path(options.model)
+    if file.suffix != ".pt" or (options.structure is not None and not file.is_file()):
+        return None
+    return open_pretrained(file)
+
+
+def structure_of(options: DetectionOptions) -> dict[str, Any] | None:
+    """The layers of a model that comes from a file; None: its name says enough."""
+    if options.structure is not None:
+        return options.structure
+    if (pretrained := find_pretrained(options)) is not None:
+        return pretrained.structure
+    if not options.model.endswith((".yaml", ".yml")):
+        return None
+    ultralytics()
+    from ultralytics.nn.tasks import yaml_model_load
+
+    loaded: dict[str, Any] = yaml_model_load(_structure(options.model))
+    return {key: value for key, value in loaded.items() if key != "yaml_file"}
 
 
 def make_network(options: DetectionOptions, names: dict[int, str]) -> nn.Module:
     """The model with fresh weights for these classes."""
     package = ultralytics()
-    pretrained = find_pretrained(options)
-    structure: Any = (
-        copy.deepcopy(pretrained.structure) if pretrained else _structure(options.model)
-    )
+    structure: Any = copy.deepcopy(structure_of(options)) or _structure(options.model)
     # Its layers look at their grids while they are made: that takes values, also where a plan only
     # wants shapes.
     place = torch.get_default_device()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,14 @@ class DetectionOptions(Options):
     """Side of training images in pixels, a multiple of 32. Default: 640; 128 for the shapes."""
     single_class: bool = False
     """Take all classes for one."""
+    split: Literal["val", "test"] = "val"
+    """Which images of the data.yaml evaluation looks at."""
+    names: list[str] | None = None
+    """Names of the model's classes. Default: those of the data; checkpoints and exported files
+    carry them to where the data is not."""
+    structure: dict[str, Any] | None = None
+    """The model's layers as a `.yaml` describes them, carried like `names`; default: those of
+    `model`."""
 
     mosaic: Share = 1.0
     """Share of the training images that are put together from four."""

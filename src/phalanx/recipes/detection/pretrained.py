@@ -100,7 +100,9 @@ def place_weights(pretrained: Pretrained, network: nn.Module) -> Mapping[str, St
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    return network.state_dict()
+    """Without the values of the bins, which are the same in every model: what is read from a file
+    and does not learn is in no checkpoint, and a checkpoint should do without the file."""
+    return {name: t for name, t in network.state_dict().items() if ".dfl." not in name}
 
 
 def weights_note(pretrained: Pretrained, network: nn.Module, path: str) -> list[Finding]:

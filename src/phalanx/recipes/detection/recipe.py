@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from phalanx.recipe import (
     Batch,
     Data,
+    Exported,
     Finding,
     Media,
     Recipe,
@@ -24,7 +25,7 @@ from phalanx.recipe import (
     Term,
     UserError,
 )
-from phalanx.recipes.detection.check import check_labels, check_options
+from phalanx.recipes.detection.check import check_labels, check_names, check_options
 from phalanx.recipes.detection.library import missing_packages
 from phalanx.recipes.detection.options import DetectionOptions
 from phalanx.recipes.detection.source import Source, read_source
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 NOMINAL_BATCH = 64
 """Ultralytics' loss is a sum over the images of a batch, and its rates are found for 64 of them."""
-_SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 class DetectionRecipe(Recipe):
@@ -48,25 +48,35 @@ class DetectionRecipe(Recipe):
     export_forms: ClassVar[Mapping[str, str]] = {
         "ultralytics": "best.pt, which ultralytics.YOLO loads, validates and exports",
     }
+    one_shape: ClassVar[Mapping[str, Any]] = {"rect": False}
 
     @functools.cached_property
     def source(self) -> Source:
+        """The data set, with the images of the splits that are used."""
+        return self._read_source(self.splits)
+
+    def _read_source(self, splits: Sequence[Split]) -> Source:
         from phalanx.recipes.detection.shapes import shapes_file
 
-        source, findings = read_source(self.options.data or shapes_file())
+        file = self.options.data or shapes_file()
+        source, findings = read_source(file, splits=splits, tested=self.options.split)
         if source is None or any(finding.severity == "error" for finding in findings):
             raise UserError(findings)
         return source
 
     @functools.cached_property
     def names(self) -> dict[int, str]:
-        return {0: "object"} if self.options.single_class else self.source.names
+        if self.options.single_class:
+            return {0: "object"}
+        given = self.options.names
+        return self.source.names if given is None else dict(enumerate(given))
 
     def labels(self, split: Split) -> Labels:
         from phalanx.recipes.detection.labels import read_labels
 
+        source = self.source if split in self.splits else self._read_source([split])
         return read_labels(
-            self.source.images[split],
+            source.images[split],
             classes=len(self.source.names),
             check_images=self.options.check_images,
         )
@@ -79,9 +89,29 @@ class DetectionRecipe(Recipe):
             source = self.source
         except UserError as error:
             return [*findings, *error.findings]
-        for split in _SPLITS:
+        if not self.options.single_class:
+            findings += check_names(self.names, source.names, source.file)
+        for split in self.splits:
             findings += check_labels(split, self.labels(split), source.file, source.names)
         return findings
+
+    def portable_options(self) -> Mapping[str, Any]:
+        from phalanx.recipes.detection.network import structure_of
+
+        carried: dict[str, Any] = {}
+        if not self.options.single_class:
+            carried["names"] = list(self.names.values())
+        if (structure := structure_of(self.options)) is not None:
+            carried["structure"] = structure
+        return carried
+
+    def weights_file(self, path: Path) -> Path | None:
+        from phalanx.recipes.detection.pretrained import open_pretrained
+
+        try:
+            return open_pretrained(path).file
+        except UserError:  # no model of Ultralytics: who asked says what it is not
+            return None
 
     def model(self) -> nn.Module:
         from phalanx.recipes.detection.network import make_network
@@ -141,13 +171,12 @@ class DetectionRecipe(Recipe):
         from phalanx.recipes.detection.scoring import score, suppress
 
         boxes, predictions = model(as_input(batch["image"], model))
+        sums = score(suppress(boxes, self.options), batch, self.names)
+        if predictions is None:  # an exported file, which gives what is read from them alone
+            return sums
         terms = self._terms(model, predictions, batch)
-        found = suppress(boxes, self.options)
-        return {
-            **{name: term.sum for name, term in terms.items()},
-            "weight": terms["box"].weight,
-            **score(found, batch, self.names),
-        }
+        losses = {name: term.sum for name, term in terms.items()}
+        return {**losses, "weight": terms["box"].weight, **sums}
 
     def metrics(self, sums: Mapping[str, Any]) -> Mapping[str, float]:
         from phalanx.recipes.detection.scoring import summarise
@@ -171,6 +200,26 @@ class DetectionRecipe(Recipe):
         from phalanx.recipes.detection.pictures import draw_charts
 
         return draw_charts(sums, self.names)
+
+    def exported(self, model: nn.Module) -> Exported:
+        from phalanx.recipes.detection.graph import describe_graph
+
+        return describe_graph(model, self.options)
+
+    def export_metadata(self) -> Mapping[str, Any]:
+        from phalanx.recipes.detection.graph import graph_metadata
+
+        return graph_metadata(self.options, self.names)
+
+    def example(self) -> Batch | None:
+        """Generated images where the data is not at hand, so that an export can be tried."""
+        try:
+            _ = self.source
+        except UserError:
+            from phalanx.recipes.detection.shapes import drawn_batch
+
+            return drawn_batch(self.options.size)
+        return None
 
     def export(self, tensors: Mapping[str, Tensor], folder: Path, form: str) -> None:
         from phalanx.recipes.detection.exporting import write_pt

@@ -101,12 +101,12 @@ def average_precision(sums: Mapping[str, Any], names: dict[int, str], **drawing:
 def summarise(sums: Mapping[str, Any], names: dict[int, str]) -> dict[str, float]:
     """The figures of an evaluation."""
     metric = average_precision(sums, names)
-    weight = max(sums["weight"], 1.0)
+    weight = max(sums.get("weight", 0.0), 1.0)
     return {
         "precision": float(metric.mp),
         "recall": float(metric.mr),
         "mAP50": float(metric.map50),
         "mAP50-95": float(metric.map),
         "fitness": float(metric.fitness()) if len(sums["targets"]) else 0.0,
-        **{f"{name}_loss": sums[name] / weight for name in ("box", "cls", "dfl")},
+        **{f"{name}_loss": sums[name] / weight for name in ("box", "cls", "dfl") if name in sums},
     }

@@ -67,6 +67,24 @@ def make_shapes(
     return folder / "data.yaml"
 
 
+def drawn_batch(side: int, count: int = 2) -> dict[str, Any]:
+    """A micro-batch of generated images, where there are no others."""
+    import cv2
+
+    from phalanx.recipes.detection.augment import Loaded
+    from phalanx.recipes.detection.data import collate
+
+    made = []
+    for index in range(count):
+        image, rows = draw(keys.generator(keys.make_key(0, 2, index)), min(side, SIDE))
+        image = np.asarray(cv2.resize(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), (side, side)))
+        places = np.array(rows, np.float32).reshape(-1, 5)
+        half = places[:, 3:5] / 2
+        corners = side * np.concatenate([places[:, 1:3] - half, places[:, 1:3] + half], 1)
+        made.append(Loaded(image, np.concatenate([places[:, :1], corners], 1)))
+    return collate(made, side, side)
+
+
 def draw(rng: np.random.Generator, side: int) -> tuple[np.ndarray, list[tuple[float, ...]]]:
     """One image in BGR, and a row (class, x, y, w, h) for each object."""
     image = _background(rng, side)

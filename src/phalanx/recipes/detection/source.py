@@ -8,6 +8,7 @@ The label file of `.../images/a/b.jpg` is `.../labels/a/b.txt`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from phalanx.recipe import Finding, Split
 SUFFIXES = frozenset(
     (".bmp", ".dng", ".jpeg", ".jpg", ".jp2", ".mpo", ".png", ".tif", ".tiff", ".webp")
 )
-_KEYS = {"train": ("train",), "test": ("val", "validation", "valid")}
+_KEYS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 _MOST_BYTES = 2**20  # of a data.yaml; class names of any data set fit
 
 
@@ -33,8 +34,11 @@ class Source:
     """Sorted, each once."""
 
 
-def read_source(file: Path) -> tuple[Source | None, list[Finding]]:
-    """The images of a data.yaml, and all that is wrong with it."""
+def read_source(
+    file: Path, *, splits: Sequence[Split] = ("train", "test"), tested: str = "val"
+) -> tuple[Source | None, list[Finding]]:
+    """The images of a data.yaml for these splits, and all that is wrong with it; `tested` is its
+    key for the test split."""
     content, findings = _parse(file)
     if content is None:
         return None, findings
@@ -42,14 +46,15 @@ def read_source(file: Path) -> tuple[Source | None, list[Finding]]:
     findings += problems
     folder = _folder_of(content, file)
     images: dict[Split, list[Path]] = {}
-    for split, keys in _KEYS.items():
+    for split in splits:
+        keys = _KEYS["train" if split == "train" else tested]
         key = next((name for name in keys if content.get(name)), None)
         if key is None:
             findings.append(_no_split(file, keys[0], content))
             continue
         found, problems = _list_images(content[key], folder, file, key)
         findings += problems
-        images["train" if split == "train" else "test"] = found
+        images[split] = found
         if not found and not problems:
             findings.append(_no_images(file, key, content[key], folder))
     return Source(file, names or {}, images), findings

@@ -17,7 +17,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-COOKIE = "phalanx_watch"
 _MOST_SESSIONS = 100
 _WRITING_PATHS = ("/_nicegui_ws/",)  # how a page that has no websocket talks to the server
 # The pages' own scripts are made in the browser (Vue templates), so they need eval; nothing is
@@ -57,6 +56,8 @@ class Access:
         self._link = secrets.token_urlsafe(24)
         self._on_link = on_link
         self._sessions: dict[str, dict[str, Any]] = {}
+        # Browsers keep cookies by host, not by port: two servers must not take each other's.
+        self._cookie = f"phalanx_watch_{secrets.token_hex(4)}"
         self.metrics_token = metrics_token or secrets.token_urlsafe(24)
 
     @property
@@ -75,9 +76,19 @@ class Access:
         self._on_link(self._link)
         return session
 
-    def session(self, cookie: str | None) -> dict[str, Any] | None:
-        """What is remembered for a browser, such as dark or light; None when it has no link."""
-        found = next((k for k in self._sessions if cookie and _same(cookie, k)), None)
+    def cookie_for(self, session: str) -> str:
+        """What the browser of a session is told to keep."""
+        return f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Lax"
+
+    def session(self, header: str) -> dict[str, Any] | None:
+        """What is remembered for a browser that sends these cookies, such as dark or light; None
+        when it has no link."""
+        try:
+            cookie = SimpleCookie(header).get(self._cookie)
+        except CookieError:
+            return None
+        given = cookie.value if cookie is not None else None
+        found = next((k for k in self._sessions if given and _same(given, k)), None)
         return self._sessions[found] if found is not None else None
 
     def may_read_metrics(self, header: str) -> bool:
@@ -103,7 +114,7 @@ class Guard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        session = self._access.session(cookie_of(headers.get("cookie", "")))
+        session = self._access.session(headers.get("cookie", ""))
         if scope["type"] == "websocket":
             if session is None or not _is_own(headers):
                 await send({"type": "websocket.close", "code": 4403})
@@ -131,19 +142,12 @@ class Guard:
         if session is None:
             return False
         path = scope["path"] if not scope["path"].startswith("//") else "/"
-        cookie = f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Lax"
-        more = [(b"set-cookie", cookie.encode()), (b"location", path.encode())]
+        more = [
+            (b"set-cookie", self._access.cookie_for(session).encode()),
+            (b"location", path.encode()),
+        ]
         await _answer(send, 303, b"", "text/plain", more)
         return True
-
-
-def cookie_of(header: str) -> str | None:
-    """Our cookie among those that a browser sends."""
-    try:
-        found = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return None
-    return found.value if found is not None else None
 
 
 def _is_own(headers: dict[str, str]) -> bool:

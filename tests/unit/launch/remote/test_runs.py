@@ -1,6 +1,8 @@
 """Following over several connections, and what is not believed of a machine."""
 
+import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,10 @@ class Line:
     def __init__(self, *streams):
         self._streams = list(streams)
         self.offsets = []
+        self.shown = []
 
-    def stream(self, operation, *, offsets, **request):
+    def stream(self, operation, *, offsets, shown, **request):
+        self.shown.append(None if shown is None else list(shown))
         self.offsets.append(None if offsets is None else dict(offsets))
         for record in self._streams.pop(0):
             if isinstance(record, Exception):
@@ -75,6 +79,32 @@ def test_a_dropped_line_loses_nothing_and_repeats_nothing():
     assert heard == ["plan", "attempt", "start", lost, "connected again", "hi", "step"]
     known = {"rank-0.jsonl": 30, "supervisor.jsonl": 20}
     assert line.offsets == [{}, known, known]
+
+
+def test_pictures_come_whole_and_are_not_asked_for_twice():
+    part = lambda name, data, is_whole: {  # noqa: E731
+        "shown": name,
+        "data": base64.b64encode(data).decode(),
+        "is_whole": is_whole,
+    }
+    line = Line(
+        [
+            part("job.yaml", b"recipe: digits", True),
+            part("media/step-1/a.png", b"half", False),
+            LineDroppedError("gone"),
+        ],
+        [
+            part("media/step-1/a.png", b"ha", False),
+            part("media/step-1/a.png", b"lf", True),
+            {"end": 0},
+        ],
+    )
+    files = {}
+    listener = replace(listen()[1], on_file=files.__setitem__)
+    Follower(line, "one", listener).follow()
+    assert files == {"job.yaml": b"recipe: digits", "media/step-1/a.png": b"half"}
+    assert line.shown[0] == []
+    assert line.shown[1] == ["job.yaml"]
 
 
 def test_a_key_that_is_no_longer_taken_is_not_tried_again():
