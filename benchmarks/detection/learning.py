@@ -39,6 +39,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are added here")
     parser.add_argument("--budget-s", type=float, default=540, help="seconds for all of it")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--model", default="yolo11n", help="a name, or a .yaml")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--images", type=int, default=320)
     parser.add_argument("--test-images", type=int, default=300)
@@ -57,7 +58,7 @@ def main():
     if given.out.exists():
         lines = map(json.loads, given.out.read_text().splitlines())
         done = {(line["contestant"], line["seed"]) for line in lines if "mAP50-95" in line}
-    shown = ("epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
+    shown = ("model", "epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
     work = {name: getattr(given, name) for name in shown}
 
     def keep(training, record):
@@ -138,7 +139,7 @@ class Maker:
             "checkpoint": {"every": None},
             "options": {
                 "data": str(self._data),
-                "model": "yolo11n",
+                "model": given.model,
                 "image_size": given.size,
                 "pictures": 0,
                 **AUGMENTATION,
@@ -160,6 +161,7 @@ class Maker:
         out = self._folder / f"{name}.json"
         request = {
             "data": str(self._data),
+            "model": given.model if "." in given.model else f"{given.model}.yaml",
             "epochs": given.epochs,
             "batch": given.batch,
             "nbs": given.batch,  # an optimizer step after each batch

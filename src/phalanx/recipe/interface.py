@@ -118,6 +118,9 @@ class Benchmarked(NamedTuple):
 
     tasks: Sequence[TaskResult]
     media: Sequence[Media] = ()
+    baselines: Mapping[str, Sequence[TaskResult]] = {}
+    """How others did in the same tasks, such as an expert: shown below the model in each, and no
+    part of its figures."""
 
 
 class Collected(NamedTuple):
@@ -176,6 +179,8 @@ class Recipe:
     loss_gain: ClassVar[float] = 1.0
     """What the gradients of the loss are multiplied by, for rates and clipping that were found with
     a loss which is a sum over so many samples. What is shown and compared is the loss without."""
+    least_weight: ClassVar[float] = 0.0
+    """What the weight of a whole global batch counts at least, where it depends on predictions."""
     export_forms: ClassVar[Mapping[str, str]] = {}
     """What `phalanx export --to` offers for this recipe: each name with its meaning."""
     one_shape: ClassVar[Mapping[str, Any]] = {}
@@ -187,6 +192,8 @@ class Recipe:
     alone, and `check` need not look for the other."""
     benchmarks: ClassVar[Mapping[str, str]] = {}
     """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
+    default_benchmark: ClassVar[str | None] = None
+    """The one that `phalanx evaluate` runs after the test split where none is named."""
     Collecting: ClassVar[type[BaseModel] | None] = None
     """What `phalanx recipes collect` may be told: `Options` of its own. None: it collects nothing.
     """
