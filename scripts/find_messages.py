@@ -141,6 +141,8 @@ class Source:
                         template = self._template(text)
                         if is_prose(template) and not _PATTERN.search(template):
                             yield template
+            if module.name.startswith("cli/") and module.name not in _TOLD_BY_SENTENCE:
+                yield from _labels(module.tree)
 
     def _shown(self, template: str, hole: Hole) -> Iterator[str]:
         """A template as it is printed: causes leave parts out, long texts are told by sentence."""
@@ -400,6 +402,15 @@ def _said(node: ast.AST) -> Iterator[ast.expr]:
                 yield from _said(child.func)
             case _:
                 yield from _said(child)
+
+
+def _labels(node: ast.AST) -> Iterator[str]:
+    """The names of rows: a word that a tuple begins with."""
+    for child in ast.walk(node):
+        match child:
+            case ast.Tuple(elts=[ast.Constant(value=str(word)), _, *_]):
+                if re.fullmatch(r"[a-z]{3,}( [a-z]+)*", word):
+                    yield word
 
 
 def _called(call: ast.Call) -> str:

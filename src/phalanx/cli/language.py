@@ -25,7 +25,7 @@ _HOLE = re.compile(r"\{(\d+)(~?)\}")
 _CODE = re.compile(r"(`[^`]*`)")
 _SENTENCE = re.compile(r"(?<=[.])\s+")
 _WEAK = 12  # letters of a template below which it could fit any English text by chance
-_PROSE = re.compile(r";|[a-z]{2,}[ ,]+[a-z]{2,}|[(][^)]*$|^[^(]*[)]")
+_PROSE = re.compile(r";|[a-z]+[ ,]+[a-z]{2,}|[(][^)]*$|^[^(]*[)]")
 _ENGLISH = re.compile(r"(?:\b[a-z]+\b[ ,]+){3,}[a-z]+")
 _BRACKETED = re.compile(r"([^()]+) \(([^()]+)\)")
 _DEPTH = 4  # messages inside messages
@@ -110,7 +110,7 @@ class Catalogue:
         return self._text(text, 0)
 
     def _text(self, text: str, depth: int) -> str:
-        if depth > _DEPTH or " " not in text.strip():
+        if depth > _DEPTH or (" " not in text.strip() and not text.endswith(":")):
             return text
         if text in self._exact:
             return self._exact[text]
@@ -139,22 +139,29 @@ class Catalogue:
     def _whole(self, text: str, depth: int) -> str | None:
         """The translation by one template that fits all of a text, the most specific one."""
         fitting = [t for t in self._starting.get(text[:1], []) if text.startswith(t.literals[0])]
-        fitting += [t for t in self._open if max(t.literals, key=len) in text]
+        if not text.startswith(" "):  # its indent is no part of a value
+            fitting += [t for t in self._open if max(t.literals, key=len) in text]
+        half = None
         for template in sorted(fitting, key=lambda t: -t.strength):
             values = template.values(text)
             if values is None:
                 continue
             made = {n: self._text(value, depth + 1) for n, value in enumerate(values)}
-            if template.strength < _WEAK and any(map(_PROSE.search, made.values())):
+            # One that begins with a value must not take a sentence for it.
+            looked_at = made.values() if template.literals[0] else values
+            is_english = any(map(_PROSE.search, looked_at))
+            if is_english and template.strength < _WEAK:
                 continue
-            return template.filled(made)
-        return None
+            if not any(map(_ENGLISH.search, made.values())):
+                return template.filled(made)
+            half = half or template.filled(made)
+        return half
 
     def _with_ending(self, text: str, depth: int) -> str:
         """A text whose end is a message of its own: ` (did you mean ...)`."""
         for template in self._endings:
             start = text.find(template.literals[0])
-            if start > 0:
+            if start > 0 and template.strength >= _WEAK // 2:
                 ending = template.values(text[start:])
                 if ending is None:
                     continue
