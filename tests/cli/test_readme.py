@@ -22,7 +22,7 @@ LEFT_OUT = {
     "make setup": "`make test` begins with it",
     "make detection": "`make test EXTRAS=detection` begins with it, as .ci/run does",
     "phalanx train lora": "tests/recipes/lora/test_default.py runs a shorter one",
-    "phalanx train policy": "tests/recipes/policy/test_learned.py runs a shorter one",
+    "phalanx train policy": "tests/recipes/policy/test_in_the_loop.py runs a shorter one",
     "phalanx evaluate --benchmark metaworld --video films": "the same test drives and films it",
     "phalanx train bev": "tests/recipes/bev/test_learned.py runs a shorter one",
     "phalanx evaluate --benchmark highway --video drives": "the same test drives and films it",
