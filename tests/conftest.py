@@ -116,6 +116,7 @@ def _restored_environment(request, tmp_path_factory):
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     cache = tmp_path_factory.getbasetemp() / "cache" / name
     os.environ["XDG_CACHE_HOME"] = str(cache)
+    os.environ["PHALANX_LANG"] = "en"  # whatever the locale
     runs_commands = not {"contract", "unit", "gpu"} & {
         mark.name for mark in request.node.iter_markers()
     }
