@@ -40,6 +40,7 @@ from phalanx.recipes.policy.vision import Frozen
 EPISODES, MAX_STEPS, HORIZON = 50, 200, 8
 _TOGETHER = 8  # episodes of one process: the model is asked for as many at once
 _FILMED = 1  # episodes of each task that are filmed
+_SMALL = 20_000_000  # parameters of a model that one thread runs quickly enough
 _EVERY = 4  # steps between two frames: drawing takes longer than simulating
 
 
@@ -209,6 +210,8 @@ class Answering:
         self._model = model
         self._options = options
         self._device = next(model.parameters()).device
+        if self._device.type == "cpu" and sum(p.numel() for p in model.parameters()) < _SMALL:
+            torch.set_num_threads(1)  # simulators have the cores: threads would wait for each other
         is_frozen = bool(options.cameras and options.vision_encoder) and not options.train_vision
         self._frozen = Frozen(options.vision_encoder or "", self._device) if is_frozen else None
 
