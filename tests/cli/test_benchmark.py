@@ -122,3 +122,17 @@ def test_what_is_wrong_is_a_finding(trained, options, slug, code):
     answer = run_cli("evaluate", str(trained.path), *options)
     assert answer.code == code
     assert f"error[{slug}]" in answer.err
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_a_recipe_may_want_to_be_driven_after_its_test_split(trained, tmp_path):
+    driven = RECIPE.replace(":Steering", ":Steered")
+    words = ["evaluate", str(trained.path), "--recipe", driven, "--cpu", "1"]
+    told = json.loads(run_cli(*words, "--json").out)
+    assert told["metrics"]["loss"] < 0.5
+    assert told["after"]["metrics"]["success"] == 1.0
+    assert "after" not in json.loads(run_cli(*words, "--benchmark", "none", "--json").out)
+    answer = run_cli(*words, "broken=true")  # the figures of the test split stand by themselves
+    assert answer.code == 0
+    assert "loss" in answer.out
+    assert "warning[benchmark-failed]" in answer.err

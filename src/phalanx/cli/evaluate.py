@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +20,11 @@ from phalanx.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.launch.evaluate import Evaluated
+    from phalanx.launch.benchmark import Benchmark
+    from phalanx.launch.evaluate import Evaluated, Task
+
+
+_NO_BENCHMARK = "none"
 
 
 def evaluate(
@@ -40,7 +45,8 @@ def evaluate(
         typer.Option(
             "--benchmark",
             metavar="NAME",
-            help="Run the model in the loop, in a benchmark of its recipe, instead.",
+            help="Run the model in the loop, in a benchmark of its recipe, instead of its test "
+            "split; `none`: the test split alone, where the recipe would run one after it.",
         ),
     ] = None,
     tasks: Annotated[
@@ -100,7 +106,7 @@ def evaluate(
         workers=workers,
     )
     run: Callable[..., Evaluated] = evaluate_trained
-    if benchmark is not None:
+    if benchmark not in (None, _NO_BENCHMARK):
         run = functools.partial(benchmark_trained, benchmark=rollouts)
     else:
         _refuse(
@@ -110,22 +116,43 @@ def evaluate(
         overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
     given = [*collect_overrides(placed)[0], *(overrides or [])]
+    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
     with console.working("starting") as say:
-        done = run(
-            model,
-            given,
-            checkpoint=checkpoint,
-            weights=weights,
-            recipe=recipe,
-            output=output,
-            say=say,
-        )
+        done = run(model, given, **which, say=say)
+        if not as_json:
+            _show(done)
+            console.show_findings(done.findings)
+        after = None
+        if benchmark is None and done.next_benchmark is not None:
+            loop = Benchmark(done.next_benchmark)
+            after = _in_the_loop(model, given, which, loop, say=say)
     if as_json:
-        console.say_json(done.to_json())
-        return 0
-    _show(done)
-    console.show_findings(done.findings)
+        console.say_json(done.to_json() | ({"after": after.to_json()} if after else {}))
+    elif after is not None:
+        _show(after)
+        console.show_findings(after.findings)
     return 0
+
+
+def _in_the_loop(
+    model: str | None,
+    given: list[Any],
+    which: dict[str, Any],
+    benchmark: Benchmark,
+    *,
+    say: Callable[[str], None],
+) -> Evaluated | None:
+    """What the recipe wants to be run after the test split. Where that cannot be done the figures
+    of the test split stand by themselves, and why is a warning."""
+    from phalanx.cli import console
+    from phalanx.errors import UserError
+    from phalanx.launch.benchmark import benchmark_trained
+
+    try:
+        return benchmark_trained(model, given, benchmark=benchmark, **which, say=say)
+    except UserError as error:
+        console.show_findings([replace(f, severity="warning") for f in error.findings])
+        return None
 
 
 def _refuse(options: list[str]) -> None:
@@ -171,16 +198,13 @@ def _show_tasks(done: Evaluated) -> None:
     from phalanx.errors import format_seconds
 
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
-    rows = [
-        (
-            task.task,
-            f"{task.successes} of {task.episodes}",
-            f"{100 * task.rate:.1f} %",
-            f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
-            *(_figure(task.figures.get(name), 4) for name in names),
-        )
-        for task in done.tasks
-    ]
+    rows = []
+    for task in done.tasks:
+        rows.append(_task_row(task.task, task, names))
+        for whose, others in done.baselines.items():
+            rows += [
+                _task_row(f"  {whose}", other, names) for other in others if other.task == task.task
+            ]
     console.table(
         rows,
         title=done.benchmark,
@@ -191,6 +215,16 @@ def _show_tasks(done: Evaluated) -> None:
     console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
     for path in done.media:
         console.say(f"wrote {console.short_path(path)}")
+
+
+def _task_row(title: str, task: Task, figures: list[str]) -> tuple[str, ...]:
+    return (
+        title,
+        f"{task.successes} of {task.episodes}",
+        f"{100 * task.rate:.1f} %",
+        f"{100 * task.low:.1f} - {100 * task.high:.1f} %",
+        *(_figure(task.figures.get(name), 4) for name in figures),
+    )
 
 
 def _figure(value: float | None, digits: int = 6) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,22 @@ import torch
 from phalanx.engine.built import build_model
 from phalanx.engine.failure import own_line
 from phalanx.errors import Finding, UserError, did_you_mean
-from phalanx.recipe.interface import Benchmarked, BenchmarkSettings, Recipe
+from phalanx.recipe.interface import Benchmarked, BenchmarkSettings, Recipe, TaskResult
 from phalanx.recipe.load import load_recipe
 from phalanx.run.directory import write_atomic
 
 
 def run_benchmark(request_file: Path, result_file: Path) -> None:
     """Answer a request `{recipe, options, file, benchmark, settings, video, device}` with `{tasks,
-    media, seconds, device, findings}`; never raises for the user's mistakes."""
+    baselines, media, seconds, device, findings}`; never raises for the user's mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
-    answer: dict[str, Any] = {"tasks": [], "media": [], "findings": [], "seconds": 0.0}
+    answer: dict[str, Any] = {
+        "tasks": [],
+        "baselines": {},
+        "media": [],
+        "findings": [],
+        "seconds": 0.0,
+    }
     try:
         answer |= _run(request)
     except UserError as error:
@@ -50,12 +57,17 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         raise UserError(_failed(recipe, name, error)) from error
     seconds = time.perf_counter() - started
     return {
-        "tasks": [{**task._asdict(), "figures": dict(task.figures)} for task in done.tasks],
+        "tasks": _records(done.tasks),
+        "baselines": {name: _records(tasks) for name, tasks in done.baselines.items()},
         "media": _write_media(done, request["video"]),
         "seconds": seconds,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "findings": [finding.to_json() for finding in findings],
     }
+
+
+def _records(tasks: Sequence[TaskResult]) -> list[dict[str, Any]]:
+    return [{**task._asdict(), "figures": dict(task.figures)} for task in tasks]
 
 
 def _device(wanted: str) -> torch.device:
@@ -76,7 +88,7 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _write_media(done: Benchmarked, folder: str | None) -> list[str]:
+def _write_media(done: Benchmarked, folder: str | None) -> list[dict[str, str]]:
     if folder is None:
         return []
     written = []
@@ -84,7 +96,7 @@ def _write_media(done: Benchmarked, folder: str | None) -> list[str]:
     for media in done.media:
         path = Path(folder, f"{Path(media.name).name}{media.suffix}")
         write_atomic(path, media.content)
-        written.append(str(path))
+        written.append({"name": media.name, "path": str(path), "caption": media.caption})
     return written
 
 

@@ -135,6 +135,7 @@ def _trace(spec: str, recipe: Recipe, precisions: Sequence[str]) -> Trace:
         weights=weights,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
+        default_benchmark=recipe.default_benchmark,
         fetch_s=fetch_seconds(train),
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,

@@ -68,7 +68,11 @@ class Evaluated:
     is_same: bool | None = None
     """Whether that is what was found now, to the last bit; None: there is nothing to compare."""
     benchmark: str | None = None
+    next_benchmark: str | None = None
+    """Of the test split: the benchmark that the recipe wants to be run after it."""
     tasks: list[Task] = field(default_factory=list)
+    baselines: dict[str, list[Task]] = field(default_factory=dict)
+    """How others did in the same tasks, such as an expert."""
     media: list[Path] = field(default_factory=list)
     run: Path | None = None
     """The run whose events have a row about it."""
@@ -205,7 +209,8 @@ def _report(
     plan = prepared.plan
     metrics: dict[str, float] = heard.found["metrics"]
     recorded = trained.recorded
-    if recorded is not None and trained.file.suffix == ".onnx":
+    is_onnx = trained.file.suffix == ".onnx"
+    if recorded is not None and is_onnx:
         # A file gives what the recipe exports, from which not every figure can be had.
         recorded = {name: value for name, value in recorded.items() if name in metrics}
     is_same, difference = compare_recorded(metrics, recorded)
@@ -225,6 +230,7 @@ def _report(
         where=f"{ranks} {unit}{plural}, {plan.precision.value}",
         recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
+        next_benchmark=None if is_onnx else prepared.trace.default_benchmark,
         run=trained.run.path if trained.run is not None else None,
         findings=[*notes, *heard.findings, *found],
     )
@@ -282,6 +288,9 @@ def record_in_run(trained: Trained, done: Evaluated) -> None:
             is_same=done.is_same,
             benchmark=done.benchmark,
             tasks=[asdict(task) for task in done.tasks],
+            baselines={
+                name: [asdict(task) for task in tasks] for name, tasks in done.baselines.items()
+            },
         )
     finally:
         events.close()

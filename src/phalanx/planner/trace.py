@@ -126,6 +126,8 @@ class Trace:
     """Why the model cannot be run with its frozen weights in 16 bits, where it cannot."""
     weights_findings: list[dict[str, Any]] = field(default_factory=list)
     """What stands between the recipe and its pretrained weights; planning needs none."""
+    default_benchmark: str | None = None
+    """What `phalanx evaluate` runs the model in after its test split."""
     compiled_unknown: str | None = None
     """Why that could not be told of compiled code. Where it was asked for, bytes and operators are
     also there by `fp32+compiled` and `bf16+compiled`."""

@@ -1,6 +1,6 @@
 """All that a recipe imports of Phalanx."""
 
-from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.errors import Finding, UserError, did_you_mean, format_seconds
 from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
 from phalanx.recipe.films import encode_film, missing_film_package
@@ -53,6 +53,7 @@ __all__ = [
     "cache_folder",
     "did_you_mean",
     "encode_film",
+    "format_seconds",
     "keys",
     "missing_film_package",
     "new_folder",

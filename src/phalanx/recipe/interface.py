@@ -120,6 +120,9 @@ class Benchmarked(NamedTuple):
 
     tasks: Sequence[TaskResult]
     media: Sequence[Media] = ()
+    baselines: Mapping[str, Sequence[TaskResult]] = {}
+    """How others did in the same tasks, such as an expert: shown below the model in each, and no
+    part of its figures."""
 
 
 class Collected(NamedTuple):
@@ -191,6 +194,8 @@ class Recipe:
     alone, and `check` need not look for the other."""
     benchmarks: ClassVar[Mapping[str, str]] = {}
     """What `phalanx evaluate --benchmark` offers for this recipe: each name with its meaning."""
+    default_benchmark: ClassVar[str | None] = None
+    """The one that `phalanx evaluate` runs after the test split where none is named."""
     Collecting: ClassVar[type[BaseModel] | None] = None
     """What `phalanx recipes collect` may be told: `Options` of its own. None: it collects nothing.
     """

@@ -99,6 +99,7 @@ KINDS: dict[str, dict[str, str]] = {
         "is_same": "whether training recorded the same to the last bit; null: it recorded nothing",
         "benchmark": "the benchmark that was run instead of the test split, or null",
         "tasks": "each of its tasks: successes, episodes, 95 % interval, other figures",
+        "baselines": "by name, how others did in the same tasks, such as an expert",
     },
     "checkpoint": {
         "step": "optimizer steps done",

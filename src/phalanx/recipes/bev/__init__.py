@@ -1,0 +1,1 @@
+"""A driving planner from bird's-eye view."""

@@ -1,0 +1,1 @@
+"""A diffusion-transformer robot policy."""
