@@ -32,6 +32,7 @@ from phalanx.run.events import read_events
 HERE = Path(__file__).parent
 CONTESTANTS = ("phalanx-2", "phalanx-1", "ultralytics")
 """In the order of what they take: the longest first."""
+LEAST_WARMUP = 100
 
 
 def main():
@@ -49,17 +50,19 @@ def main():
     parser.add_argument("--close-mosaic", type=int, default=20)
     parser.add_argument("--only", nargs="*", default=CONTESTANTS)
     parser.add_argument("--cores", type=int, default=2, help="of each training")
+    parser.add_argument("--workers", type=int, default=1, help="loader processes on a GPU, each")
     given = parser.parse_args()
     about = describe_machine() | {
         "versions": versions("ultralytics"),
         "command": "python " + " ".join(sys.argv),
     }
-    done = set()
+    known = []
     if given.out.exists():
         lines = map(json.loads, given.out.read_text().splitlines())
-        done = {(line["contestant"], line["seed"]) for line in lines if "mAP50-95" in line}
+        known = [line for line in lines if "mAP50-95" in line]
     shown = ("model", "epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
     work = {name: getattr(given, name) for name in shown}
+    done = {(line["contestant"], line["seed"]) for line in known if line["work"] == work}
 
     def keep(training, record):
         record = {"contestant": training.name, "seed": training.seed, "work": work, **record}
@@ -112,6 +115,8 @@ class Maker:
     def _phalanx(self, name, seed, *, ranks):
         given = self._given
         on_gpu = self._has_gpu and ranks == 1
+        # Ultralytics' warm-up: 3 epochs, and 100 steps at least.
+        warmup = max(3 * -(-given.images // given.batch), LEAST_WARMUP)
         job = {
             "recipe": "detection",
             "name": name,
@@ -125,7 +130,7 @@ class Maker:
             "devices": {"gpus": 1} if on_gpu else {"cpu": ranks},
             "precision": "fp32",
             "fast": "off",  # what is compiled takes longer to compile than this to train
-            "loader": {"workers": 1 if on_gpu else 0, "cache": "ram"},
+            "loader": {"workers": given.workers if on_gpu else 0, "cache": "ram"},
             "optimizer": {
                 "name": "adamw",
                 "lr": given.lr,
@@ -133,7 +138,7 @@ class Maker:
                 "betas": [0.9, 0.999],
                 "clip_norm": 10.0,
             },
-            "schedule": {"name": "linear", "warmup": "3 epochs", "min_lr_ratio": 0.01},
+            "schedule": {"name": "linear", "warmup": f"{warmup} steps", "min_lr_ratio": 0.01},
             "ema": {"decay": 0.9999, "ramp": 2000, "buffers": True},
             "evaluate": {"every": None, "batch_size": 2 * given.batch},
             "checkpoint": {"every": None},
@@ -172,7 +177,7 @@ class Maker:
             "momentum": 0.9,
             "close_mosaic": given.close_mosaic,
             "device": 0 if self._has_gpu else "cpu",
-            "workers": 1 if self._has_gpu else 0,
+            "workers": given.workers if self._has_gpu else 0,
             "project": str(self._folder),
             "name": name,
             "val": False,  # after the last epoch alone

@@ -3,6 +3,7 @@ what the model found, and says what it is."""
 
 import json
 import shutil
+from zipfile import ZipFile
 
 import cv2
 import numpy as np
@@ -269,6 +270,21 @@ def test_weights_alone_export_without_any_data(elsewhere, trained, model, data):
     stored = load_file(plain.folder / "model.safetensors")
     assert all(torch.equal(stored[name], value) for name, value in averages(trained).items())
     assert read_record(plain.folder / "model.safetensors")["options"]["names"] == CLASSES
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_a_pt_that_ultralytics_wrote_needs_a_word_more(elsewhere, trained):
+    with ZipFile("models/best.pt") as signed, ZipFile("theirs.pt", "w") as plain:
+        for member in signed.infolist():
+            if not member.filename.endswith("/phalanx"):
+                plain.writestr(member, signed.read(member))
+    with pytest.raises(UserError) as caught:
+        export_trained("theirs.pt")
+    assert [finding.slug for finding in caught.value.findings] == ["recipe-unknown"]
+    given = ["model=theirs.pt", f"names={CLASSES}", "image_size=64"]
+    done = export_trained("theirs.pt", given, recipe="detection", out=elsewhere / "plain")
+    stored = load_file(done.folder / "model.safetensors")
+    assert all(torch.equal(stored[name], value) for name, value in averages(trained).items())
 
 
 @pytest.mark.usefixtures("ask_here")
