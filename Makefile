@@ -16,8 +16,8 @@ DETECTION := .venv-detection
 EXTRAS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench docs clean \
-  detection test-detection
+.PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench reference docs \
+  release clean detection test-detection
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
@@ -33,7 +33,9 @@ help:
 	@echo "make gpu     only the tests that need a GPU"
 	@echo "make bench   benchmarks that need no GPU, the peers included"
 	@echo "make peers   make $(PEERS) with the tools that Phalanx is measured beside"
-	@echo "make docs    write docs/reference from the code"
+	@echo "make reference   write docs/reference and the job file's schema from the code"
+	@echo "make docs    the same, and the site into site/ (offline; site/index.html)"
+	@echo "make release   wheel and sdist in dist/, the wheel tried in a clean environment"
 	@echo "make clean   remove $(VENV), caches and build folders (runs/ stays)"
 
 setup: $(STAMP)
@@ -127,9 +129,18 @@ bench: peers
 	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/help_time.py --write
 	$(BIN)/python benchmarks/digits.py
 
-docs: setup
+reference: setup
 	$(BIN)/python scripts/make_reference.py
 
+docs: reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+# Other Pythons: make release PYTHONS="python3.12 python3.13"
+PYTHONS ?= $(PYTHON)
+release: setup
+	$(BIN)/python scripts/release.py $(PYTHONS:%=--python %)
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(DETECTION) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(DETECTION) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""Writes docs/reference from the code: commands, job keys, findings, causes, events, exit codes.
+"""Writes from the code what must not differ from it: the pages of docs/reference, the page of
+symptoms and the JSON Schema of job files.
 
 python scripts/make_reference.py            write the pages
 python scripts/make_reference.py --check    exit 1 and name the pages that are out of date
@@ -20,11 +21,17 @@ from typer.main import get_command
 from phalanx.cli.main import app
 from phalanx.diagnose.causes import SUBJECTS
 from phalanx.errors import ExitCode
+from phalanx.job.editor import SCHEMA_FILE, schema_text
 from phalanx.job.keys import ALIASES
 from phalanx.job.schema import Job, job_keys
 from phalanx.run.events import KINDS
 
+sys.path.insert(0, str(Path(__file__).parent))  # run as a file or imported by tests
+
+from symptoms import symptoms_page
+
 ROOT = Path(__file__).resolve().parents[1]
+NOTE = "\n<!-- Made by scripts/make_reference.py: change the code and run `make reference`. -->\n"
 REFERENCE = ROOT / "docs" / "reference"
 PACKAGE = ROOT / "src" / "phalanx"
 
@@ -39,8 +46,7 @@ def pages() -> dict[str, str]:
         "events.md": events_page(),
         "exit-codes.md": exit_codes_page(),
     }
-    note = "\n<!-- Made by scripts/make_reference.py: change the code and run `make docs`. -->\n"
-    return {name: text.rstrip("\n") + "\n" + note for name, text in made.items()}
+    return {name: text.rstrip("\n") + "\n" + NOTE for name, text in made.items()}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -307,20 +313,23 @@ def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def main(argv: Sequence[str]) -> int:
+    files = {REFERENCE / name: text for name, text in pages().items()}
+    files[SCHEMA_FILE] = schema_text()
+    said = {finding.slug: finding.what for finding in reversed(list(find_findings()))}
+    files[ROOT / "docs" / "guide" / "troubleshooting.md"] = symptoms_page(said) + NOTE
     stale = []
-    for name, text in pages().items():
-        path = REFERENCE / name
+    for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        stale.append(name)
+        stale.append(path.relative_to(ROOT).as_posix())
         if "--check" not in argv:
-            REFERENCE.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if "--check" in argv:
         for name in stale:
-            typer.echo(f"docs/reference/{name} is out of date: run `make docs`", err=True)
+            typer.echo(f"{name} is out of date: run `make reference`", err=True)
         return 1 if stale else 0
-    typer.echo(f"docs/reference: {len(stale)} of {len(pages())} pages written")
+    typer.echo(f"{len(stale)} of {len(files)} generated files written")
     return 0
 
 

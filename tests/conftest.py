@@ -84,9 +84,10 @@ def pytest_itemcollected(item):
     ):  # one is enough; its jobs are ranks that commands start
         item.add_marker(pytest.mark.ranks)
     if item.get_closest_marker("ranks"):
-        # Ranks share the cores. Those of the pool compute, those of commands mostly start up: one
-        # test of each kind at a time keeps two cores busy.
-        kind = "pool" if "pool" in item.fixturenames else "commands"
+        # Ranks share the cores. Those of the pool compute, those of commands mostly start up; tests
+        # of one kind run one after the other, so that no more of them run than there are workers.
+        kind = folder if folder in ("cli", "recipes") else "commands"
+        kind = "pool" if "pool" in item.fixturenames else kind
         item.add_marker(pytest.mark.xdist_group(kind))
 
 
@@ -115,6 +116,7 @@ def _restored_environment(request, tmp_path_factory):
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     cache = tmp_path_factory.getbasetemp() / "cache" / name
     os.environ["XDG_CACHE_HOME"] = str(cache)
+    os.environ["PHALANX_LANG"] = "en"  # whatever the locale
     runs_commands = not {"contract", "unit", "gpu"} & {
         mark.name for mark in request.node.iter_markers()
     }

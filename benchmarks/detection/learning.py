@@ -32,6 +32,7 @@ from phalanx.run.events import read_events
 HERE = Path(__file__).parent
 CONTESTANTS = ("phalanx-2", "phalanx-1", "ultralytics")
 """In the order of what they take: the longest first."""
+LEAST_WARMUP = 100
 
 
 def main():
@@ -39,6 +40,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are added here")
     parser.add_argument("--budget-s", type=float, default=540, help="seconds for all of it")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--model", default="yolo11n", help="a name, or a .yaml")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--images", type=int, default=320)
     parser.add_argument("--test-images", type=int, default=300)
@@ -48,17 +50,19 @@ def main():
     parser.add_argument("--close-mosaic", type=int, default=20)
     parser.add_argument("--only", nargs="*", default=CONTESTANTS)
     parser.add_argument("--cores", type=int, default=2, help="of each training")
+    parser.add_argument("--workers", type=int, default=1, help="loader processes on a GPU, each")
     given = parser.parse_args()
     about = describe_machine() | {
         "versions": versions("ultralytics"),
         "command": "python " + " ".join(sys.argv),
     }
-    done = set()
+    known = []
     if given.out.exists():
         lines = map(json.loads, given.out.read_text().splitlines())
-        done = {(line["contestant"], line["seed"]) for line in lines if "mAP50-95" in line}
-    shown = ("epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
+        known = [line for line in lines if "mAP50-95" in line]
+    shown = ("model", "epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
     work = {name: getattr(given, name) for name in shown}
+    done = {(line["contestant"], line["seed"]) for line in known if line["work"] == work}
 
     def keep(training, record):
         record = {"contestant": training.name, "seed": training.seed, "work": work, **record}
@@ -111,6 +115,8 @@ class Maker:
     def _phalanx(self, name, seed, *, ranks):
         given = self._given
         on_gpu = self._has_gpu and ranks == 1
+        # Ultralytics' warm-up: 3 epochs, and 100 steps at least.
+        warmup = max(3 * -(-given.images // given.batch), LEAST_WARMUP)
         job = {
             "recipe": "detection",
             "name": name,
@@ -124,7 +130,7 @@ class Maker:
             "devices": {"gpus": 1} if on_gpu else {"cpu": ranks},
             "precision": "fp32",
             "fast": "off",  # what is compiled takes longer to compile than this to train
-            "loader": {"workers": 1 if on_gpu else 0, "cache": "ram"},
+            "loader": {"workers": given.workers if on_gpu else 0, "cache": "ram"},
             "optimizer": {
                 "name": "adamw",
                 "lr": given.lr,
@@ -132,13 +138,13 @@ class Maker:
                 "betas": [0.9, 0.999],
                 "clip_norm": 10.0,
             },
-            "schedule": {"name": "linear", "warmup": "3 epochs", "min_lr_ratio": 0.01},
+            "schedule": {"name": "linear", "warmup": f"{warmup} steps", "min_lr_ratio": 0.01},
             "ema": {"decay": 0.9999, "ramp": 2000, "buffers": True},
             "evaluate": {"every": None, "batch_size": 2 * given.batch},
             "checkpoint": {"every": None},
             "options": {
                 "data": str(self._data),
-                "model": "yolo11n",
+                "model": given.model,
                 "image_size": given.size,
                 "pictures": 0,
                 **AUGMENTATION,
@@ -160,6 +166,7 @@ class Maker:
         out = self._folder / f"{name}.json"
         request = {
             "data": str(self._data),
+            "model": given.model if "." in given.model else f"{given.model}.yaml",
             "epochs": given.epochs,
             "batch": given.batch,
             "nbs": given.batch,  # an optimizer step after each batch
@@ -170,7 +177,7 @@ class Maker:
             "momentum": 0.9,
             "close_mosaic": given.close_mosaic,
             "device": 0 if self._has_gpu else "cpu",
-            "workers": 1 if self._has_gpu else 0,
+            "workers": given.workers if self._has_gpu else 0,
             "project": str(self._folder),
             "name": name,
             "val": False,  # after the last epoch alone

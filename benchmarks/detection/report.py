@@ -136,6 +136,15 @@ def rates_table(records):
         yield ""
 
 
+def unique(values):
+    """Each once, in their order; they may be dicts."""
+    found = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
 def _spread(values):
     deviation = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
@@ -182,8 +191,8 @@ def main():
     lines.append("")
     if speeds:
         lines += speed_tables(speeds)
-    if learned:
-        lines += learning_table(learned)
+    for work in unique(record["work"] for record in learned):
+        lines += learning_table([record for record in learned if record["work"] == work])
     if rated:
         lines += rates_table(rated)
     for record in failed:

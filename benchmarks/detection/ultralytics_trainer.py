@@ -21,7 +21,6 @@ AUGMENTATION = {
 }
 """By Ultralytics' names, which are Phalanx's."""
 
-MODEL = "yolo11n.yaml"
 SETTINGS = {
     "amp": False,
     "cache": "ram",
@@ -60,7 +59,7 @@ def main():
         if trainer.epoch + 1 == trainer.epochs:
             figures.update(trainer.metrics)
 
-    trainer = Trainer(overrides={"model": MODEL, **SETTINGS, **AUGMENTATION, **request})
+    trainer = Trainer(overrides={**SETTINGS, **AUGMENTATION, **request})
     trainer.add_callback("on_fit_epoch_end", keep)
     trainer.train()
     names = {"mAP50": "mAP50", "mAP50-95": "mAP50-95", "precision": "precision", "recall": "recall"}

@@ -102,7 +102,8 @@ def main():
         arguments.seconds = arguments.settle_s = 1.0
         arguments.workers = 1
     ends = time.monotonic() + arguments.budget_s
-    about = describe_machine() | {"command": "python " + " ".join(sys.argv)}
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+    about = describe_machine() | {"command": "python " + " ".join(words)}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "swings")
         write_data(data, episodes=16 if arguments.tiny else 512, steps=128)

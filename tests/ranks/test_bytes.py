@@ -60,6 +60,7 @@ def child(module, request):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_any_rank_of_64_holds_what_the_planner_says():
     base = {**BASE, "options": ODD, "precision": "bf16", "ema": {"decay": 0.9}}
     small = {"zero_optimization": {"stage3_param_persistence_threshold": 60}}

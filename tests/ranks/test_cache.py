@@ -60,6 +60,24 @@ def test_each_sample_is_made_once_and_nothing_else_changes(pool, tmp_path, witho
     assert_same_bits(run, without)
 
 
+def test_on_disk_a_later_run_makes_none_of_them(pool, tmp_path, without):
+    log = tmp_path / "log"
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    changes = {**CHANGES, "options": {"log": str(log)}, "loader": {"cache": "disk"}}
+    for number in range(2):
+        run = make_run(tmp_path / f"runs-{number}", ranks=2, **changes)
+        plan = plan_of(run)
+        assert plan.cache.value == "disk"
+        run.write_plan(replace(plan, cache_bytes=2**30).to_json())  # the test's disk was not asked
+        log.unlink()  # planning looked at some
+        train(pool, run, ranks=2, env=env)
+        assert losses(run) == losses(without)
+        assert_same_bits(run, without)
+        if number == 0:
+            assert made(log).keys() >= {*range(SAMPLES)}
+    assert not log.exists() or not log.read_text()
+
+
 def test_what_does_not_fit_is_made_each_time(pool, tmp_path, without):
     log = tmp_path / "log"
     changes = {**CHANGES, "options": {"log": str(log)}, "loader": {"cache": "ram"}}

@@ -141,7 +141,7 @@ def test_norms_over_all_ranks_equal_one_rank_with_all_samples_of_a_round(pool, t
     assert_close(run, OPTIONS | options, global_batch=20, micro=5, together=together)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_the_average_equals_that_of_one_rank(pool, tmp_path, stage):
     # In two optimizer groups: ZeRO steps each on its own, and the average must move once.
     changes = {"options": OPTIONS | {"groups": True}, "ema": EMA, "precision": "fp32"}
@@ -277,7 +277,7 @@ def test_a_rank_holds_what_the_planner_says(pool, tmp_path, stage, ranks, change
     assert_as_predicted(pool, run, ranks)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_pretrained_weights_are_read_and_what_is_frozen_stays_where_it_is(pool, tmp_path, stage):
     write_base(tmp_path / "base")
     run = zero(

@@ -115,6 +115,7 @@ def test_a_script_with_hf_trainer(tmp_path):
     assert slugs(run) == []
 
 
+@pytest.mark.full
 def test_a_script_with_lightning(tmp_path):
     script = str(SCRIPTS / "lightning_script.py")
     out, run = launch_in(tmp_path, "--python", sys.executable, script)

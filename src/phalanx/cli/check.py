@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,9 +34,7 @@ def check(
     from phalanx.errors import ExitCode, errors_of
     from phalanx.machine import check_machine, probe_machine
 
-    messages = console.stderr()
-    waiting = messages.status("asking torch") if messages.is_terminal else nullcontext()
-    with waiting:
+    with console.working("asking torch"):
         machine = probe_machine(output)
     findings = check_machine(machine)
     if as_json:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from phalanx.cli.language import label, translate
 from phalanx.errors import Finding
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ def write_to(path: Path) -> None:
 
 def say(text: str = "", *, style: str | None = None) -> None:
     """Print one line of the answer; `text` is literal, brackets included."""
-    stdout().print(text, style=style, markup=False)
+    stdout().print(translate(text), style=style, markup=False)
+
+
+def tell(text: str, *, style: str | None = None) -> None:
+    """Print one line about what is going on, beside the answer."""
+    stderr().print(translate(text), style=style, markup=False)
 
 
 def pass_on(text: str, *, is_update: bool = False) -> None:
@@ -128,11 +134,11 @@ def show_findings(findings: Iterable[Finding]) -> None:
     from rich.text import Text
 
     for finding in findings:
-        head = Text(f"{finding.severity}[{finding.slug}]", style=_STYLE[finding.severity])
+        head = Text(f"{label(finding.severity)}[{finding.slug}]", style=_STYLE[finding.severity])
         console = stderr()
-        console.print(head + Text(f": {finding.what}", style="default not bold"))
-        console.print(Text(f"  why: {finding.why}"))
-        console.print(Text(f"  fix: {finding.fix}"))
+        console.print(head + Text(f": {translate(finding.what)}", style="default not bold"))
+        console.print(Text(f"  {label('why')}: {translate(finding.why)}"))
+        console.print(Text(f"  {label('fix')}: {translate(finding.fix)}"))
 
 
 def table(
@@ -148,7 +154,7 @@ def table(
     from rich.text import Text
 
     grid = Table(
-        title=title,
+        title=label(title) if title else None,
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD if header else None,
@@ -159,10 +165,11 @@ def table(
     rows = list(rows)
     for index in range(len(header) if header else max((len(row) for row in rows), default=0)):
         grid.add_column(
-            header[index] if header else "", justify="right" if index in right else "left"
+            label(header[index]) if header else "", justify="right" if index in right else "left"
         )
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
+        name, *cells = row
+        grid.add_row(Text(label(name)), *(Text(translate(cell)) for cell in cells))
     console = stdout()
     with console.capture() as captured:
         console.print(grid)
@@ -185,8 +192,8 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
     if not console.is_interactive:
         yield lambda text: None
         return
-    with console.status(what) as status:
-        yield status.update
+    with console.status(translate(what)) as status:
+        yield lambda text: status.update(translate(text))
 
 
 Draw = Callable[[int, int], "RenderableType"]

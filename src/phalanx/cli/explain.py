@@ -16,6 +16,9 @@ def explain(
         ),
     ] = None,
     terms: Annotated[bool, typer.Option("--terms", help="List the words that are known.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a job file, for editors.")
+    ] = False,
 ) -> int:
     """Explain the keys of a job file, and the words of the trade in three sentences.
 
@@ -26,6 +29,11 @@ def explain(
     from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.job.schema import job_keys
 
+    if schema:
+        from phalanx.job.editor import schema_text
+
+        console.say_text(schema_text())
+        return 0
     if terms:
         console.table([(name, text.partition(". ")[0]) for name, text in TERMS.items()])
         return 0

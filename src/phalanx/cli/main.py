@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -34,8 +35,6 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train any PyTorch model on every GPU you have: planned, fast, hard to kill, "
-    "the same run on one GPU or many.",
 )
 
 app.command("check")(check.check)
@@ -57,6 +56,26 @@ app.command("import", context_settings=import_.SETTINGS)(import_.import_)
 app.command("explain")(explain.explain)
 
 
+@app.callback()
+def language_of(
+    lang: Annotated[
+        str | None,
+        typer.Option(
+            "--lang",
+            metavar="en|zh",
+            help="Language of what is printed, also after the verb; default: PHALANX_LANG, else "
+            "the locale's. JSON, events and files are English.",
+        ),
+    ] = None,
+) -> None:
+    """Train any PyTorch model on every GPU you have: planned, fast, hard to kill, the same run on
+    one GPU or many."""
+    from phalanx.cli import language
+
+    if lang is not None:
+        language.use(lang)
+
+
 def program(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors pass through as exceptions."""
     result = app(args=tidy_words(argv), prog_name="phalanx", standalone_mode=False)
@@ -71,8 +90,11 @@ def _is_verb(word: str) -> bool:
 def tidy_words(argv: Sequence[str]) -> list[str]:
     """What typer cannot say: `--resume` alone means the newest run, `--cache` alone the RAM, and an
     interval may be written as one word (`--save-every "5 minutes"`) or as two."""
+    argv = _language_first(argv)
+    if argv[:1] == ["--lang"]:
+        return [*argv[:2], *tidy_words(argv[2:])]
     # What comes after a script is the script's.
-    if list(argv[:1]) in (["launch"], ["import"]) or list(argv[:2]) == ["slurm", "launch"]:
+    if _runs_a_script(argv):
         return list(argv)
     words = [
         part
@@ -88,6 +110,23 @@ def tidy_words(argv: Sequence[str]) -> list[str]:
         if words[after : after + 1] not in (["ram"], ["disk"], ["off"]):
             words.insert(after, "ram")
     return words
+
+
+def _runs_a_script(argv: Sequence[str]) -> bool:
+    return list(argv[:1]) in (["launch"], ["import"]) or list(argv[:2]) == ["slurm", "launch"]
+
+
+def _language_first(argv: Sequence[str]) -> list[str]:
+    """`plan digits --lang zh` is `--lang zh plan digits`; a script's words are its own."""
+    argv = [
+        part
+        for word in argv
+        for part in (word.split("=", 1) if word.startswith("--lang=") else [word])
+    ]
+    if _runs_a_script(argv) or argv[:1] == ["--lang"] or "--lang" not in argv:
+        return argv
+    at = argv.index("--lang")
+    return [*argv[at : at + 2], *argv[:at], *argv[at + 2 :]]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ def tell(text: str) -> None:
     """A line about the nodes, as it happens."""
     from phalanx.cli import console
 
-    console.stderr().print(text, markup=False)
+    console.tell(text)
 
 
 def alone_only(option: str, asked: NodesAsked) -> Exception:

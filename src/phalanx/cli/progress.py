@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli import console
+from phalanx.cli.language import translate
 from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.machine.environment import show_variables
 from phalanx.planner.plan import Plan
@@ -38,7 +39,7 @@ class RunView:
         if console.stderr().is_interactive:
             self._bar = _make_bar()
             self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=None, facts="")
+            self._task = self._bar.add_task(translate("starting the ranks"), total=None, facts="")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -52,7 +53,7 @@ class RunView:
             show(event)
 
     def _say(self, text: str) -> None:
-        console.stderr().print(text, markup=False)
+        console.tell(text)
 
     def _show_attempt(self, event: Event) -> None:
         self._starts.clear()
@@ -60,7 +61,7 @@ class RunView:
     def _show_preparing(self, event: Event) -> None:
         if self._bar is not None:  # as much as a line has room for
             short = event.data["what"].partition(":")[0]
-            self._bar.update(self._task, description=short)
+            self._bar.update(self._task, description=translate(short))
         else:
             self._say(event.data["what"])
 
@@ -105,7 +106,7 @@ class RunView:
         if self._bar is not None:
             self._bar.update(
                 self._task,
-                description=f"epoch {data['epoch']:.1f}",
+                description=translate(f"epoch {data['epoch']:.1f}"),
                 completed=data["step"],
                 total=total,
                 facts=facts,

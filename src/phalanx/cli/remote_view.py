@@ -42,7 +42,7 @@ class RemoteView:
         return Listener(self._use_plan, self._take, self._take_output, self._say)
 
     def _say(self, text: str) -> None:
-        console.stderr().print(text, markup=False)
+        console.tell(text)
 
     def _use_plan(self, record: dict[str, Any]) -> None:
         try:

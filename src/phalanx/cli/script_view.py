@@ -85,7 +85,7 @@ def _summary(result: ScriptResult, seconds: float) -> str:
 
 
 def _say(text: str) -> None:
-    console.stderr().print(text, markup=False)
+    console.tell(text)
 
 
 class ScriptView:

@@ -148,6 +148,7 @@ def logs(
     """
     from phalanx.cli import console
     from phalanx.cli.console import short_path
+    from phalanx.errors import printable
     from phalanx.launch.slurm_jobs import find_job
 
     for path in find_job(reference).logs:
@@ -157,7 +158,7 @@ def logs(
             continue
         text = path.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in text[-max(0, lines) :] if lines > 0 else []:
-            console.say("".join(c if c.isprintable() or c == "\t" else " " for c in line))
+            console.say_text(f"{printable(line)}\n")
     return 0
 
 

@@ -104,6 +104,7 @@ class Assembly:
             seed=job.seed,
             filler=self.probe,
             gain=recipe.loss_gain,
+            least_weight=recipe.least_weight,
         )
         self.train_step: TrainStep | GraphedStep = self._plain_step
         """Runs the steps: kernel by kernel, or as CUDA graphs."""
@@ -115,7 +116,11 @@ class Assembly:
             self._settle(say)
         if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
             self.train_step = GraphedStep(
-                strategy=self.strategy, schedule=schedule, seed=job.seed, gain=recipe.loss_gain
+                strategy=self.strategy,
+                schedule=schedule,
+                seed=job.seed,
+                gain=recipe.loss_gain,
+                least_weight=recipe.least_weight,
             )
 
     def _load_weights(self, say: Callable[[str], None]) -> None:

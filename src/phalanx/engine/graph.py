@@ -68,9 +68,16 @@ class GraphedStep:
     """Runs optimizer steps of one rank that holds the whole model."""
 
     def __init__(
-        self, *, strategy: Strategy, schedule: Schedule, seed: int, gain: float = 1.0
+        self,
+        *,
+        strategy: Strategy,
+        schedule: Schedule,
+        seed: int,
+        gain: float = 1.0,
+        least_weight: float = 0.0,
     ) -> None:
         self._gain = gain
+        self._least_weight = least_weight
         self._strategy = strategy
         self._schedule = schedule
         self._run_seed = seed
@@ -149,6 +156,8 @@ class GraphedStep:
         divisor = None
         if result.weights is None:
             assert result.late_weight is not None
+            if self._least_weight:
+                result.late_weight = result.late_weight.clamp(min=self._least_weight)
             divisor = torch.where(result.late_weight == 0, 1.0, result.late_weight) / self._gain
         with self._strategy.followers_apart():
             result.grad_norm = self._strategy.update(divisor)

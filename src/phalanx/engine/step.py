@@ -76,10 +76,13 @@ class TrainStep:
         seed: int,
         filler: MicroBatch | None = None,
         gain: float = 1.0,
+        least_weight: float = 0.0,
     ) -> None:
         """`filler` is what a rank in lock-step repeats when it has no micro-batch left, `gain` what
-        gradients are multiplied by (`Recipe.loss_gain`)."""
+        gradients are multiplied by (`Recipe.loss_gain`), `least_weight` what a weight that depends
+        on the predictions counts at least (`Recipe.least_weight`)."""
         self._gain = gain
+        self._least_weight = least_weight
         self._strategy = strategy
         self._schedule = schedule
         self._seed = seed
@@ -203,6 +206,8 @@ class TrainStep:
         if result.weights is not None:
             return None
         total = self._late_weight(result)
+        if self._least_weight:
+            result.late_weight = total = total.clamp(min=self._least_weight)
         # Nothing to learn from where there is no weight: gradients are 0.
         return torch.where(total == 0, 1.0, total) / self._gain
 

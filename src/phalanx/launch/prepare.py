@@ -20,6 +20,7 @@ import yaml
 
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
+from phalanx.job.editor import with_editor_line
 from phalanx.job.schema import Job
 from phalanx.launch.calibrations import find_calibration
 from phalanx.launch.compared import recall_comparison
@@ -214,7 +215,8 @@ def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
         write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
     with lock_run(run):
         job = prepared.job.model_dump(mode="json", exclude_unset=True)
-        write_atomic(run.job_file, yaml.safe_dump(job, sort_keys=False))
+        text = with_editor_line(yaml.safe_dump(job, sort_keys=False))
+        write_atomic(run.job_file, text)
         write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
         run.write_plan(prepared.plan.to_json())
         yield run

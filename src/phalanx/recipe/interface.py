@@ -179,6 +179,8 @@ class Recipe:
     loss_gain: ClassVar[float] = 1.0
     """What the gradients of the loss are multiplied by, for rates and clipping that were found with
     a loss which is a sum over so many samples. What is shown and compared is the loss without."""
+    least_weight: ClassVar[float] = 0.0
+    """What the weight of a whole global batch counts at least, where it depends on predictions."""
     export_forms: ClassVar[Mapping[str, str]] = {}
     """What `phalanx export --to` offers for this recipe: each name with its meaning."""
     one_shape: ClassVar[Mapping[str, Any]] = {}

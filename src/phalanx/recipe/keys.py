@@ -26,6 +26,9 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
+# What a byte makes of the remainder, from its checksum: crc32(b) = table[b ^ 0xFF] ^ 0xFF000000.
+_CRC_TABLE = tuple(zlib.crc32(bytes([byte ^ 0xFF])) ^ 0xFF000000 for byte in range(256))
+
 Keys = Any
 """An int64 numpy array or torch tensor, one key per sample."""
 
@@ -41,8 +44,18 @@ def _mix(bits: Keys) -> Keys:
     return bits ^ _logical_shift(bits, 31)
 
 
+def _crc32(text: str) -> int:
+    """`zlib.crc32`, in steps that torch's compiler follows: it knows nothing of zlib, and a model
+    that draws noise in its forward would fall apart at each draw."""
+    crc = 0xFFFFFFFF
+    data = text.encode()
+    for place in range(len(data)):  # torch 2.11 does not follow a loop over bytes
+        crc = crc >> 8 ^ _CRC_TABLE[(crc ^ data[place]) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
 def _tag_number(tag: int | str) -> int:
-    number = zlib.crc32(tag.encode()) if isinstance(tag, str) else tag
+    number = _crc32(tag) if isinstance(tag, str) else tag
     return _signed((number + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.job.editor import with_editor_line
 from phalanx.job.presets import list_presets
 from phalanx.recipe.interface import Recipe
 
@@ -228,6 +229,7 @@ def copy_recipe(folder: Path, target: Path) -> list[Path]:
             text = text.replace(f"from {package}", "from ")
         elif source.suffix == ".yaml":
             text = text.replace(f"recipe: {folder.name}\n", f"{own}\n")
+            text = with_editor_line(text) if source.name == "job.yaml" else text
         path = target / source.relative_to(folder)
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

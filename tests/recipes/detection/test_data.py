@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from phalanx.engine.disk_cache import DiskCache
 from phalanx.recipe import Epoch
 from phalanx.recipe.keys import generator
 from phalanx.recipe.load import load_recipe
@@ -172,6 +173,30 @@ def test_multi_scale_takes_a_size_from_the_first_sample(shapes):
     network.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[-1]))
     recipe.loss(network, {**batch, "size": 96}, torch.arange(2))
     assert seen == [96]
+
+
+def test_images_on_disk_are_read_once_until_they_change(tmp_path, monkeypatch):
+    file = make_shapes(tmp_path / "shapes", train=3, test=2, side=64)
+    read = []
+    imdecode = cv2.imdecode
+    monkeypatch.setattr(cv2, "imdecode", lambda *given: read.append(1) or imdecode(*given))
+
+    def batch():
+        cache = DiskCache(tmp_path / "kept", limit_bytes=2**30)
+        data = cache.keep(open_data(file, mosaic=0.0))
+        return data.__getitems__(np.arange(3), np.arange(3) * 31, START)
+
+    first = batch()
+    assert len(read) == 3
+    assert_same(first, batch())
+    assert len(read) == 3
+    image = tmp_path / "shapes" / "images" / "train" / "00001.png"
+    cv2.imwrite(str(image), 255 - cv2.imread(str(image)))
+    read.clear()
+    changed = batch()
+    assert len(read) == 1
+    assert torch.equal(changed["image"][0], first["image"][0])
+    assert not torch.equal(changed["image"][1], first["image"][1])
 
 
 def test_generated_shapes_are_the_same_everywhere_and_inside_their_boxes(tmp_path):

@@ -6,9 +6,11 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 
 from phalanx.engine.benchmarking import run_benchmark
 from phalanx.engine.worker import run_worker
+from phalanx.recipe import BenchmarkSettings
 from phalanx.recipe.load import load_recipe
 from phalanx.recipes.policy.collecting import collect
 from phalanx.recipes.policy.demonstrations import open_demonstrations
@@ -159,3 +161,32 @@ def test_what_cannot_be_run_is_a_finding(trained, words, slug, said):
     assert answer.code == 2
     assert slug in answer.err
     assert said in answer.err
+
+
+@pytest.mark.full
+def test_a_policy_that_sees_is_shown_what_its_camera_sees(tmp_path):
+    settings = PolicyCollecting(
+        tasks=["reach-v3"], episodes=2, cameras=["corner2"], image_size=48, workers=1
+    )
+    done = collect(settings, tmp_path / "data")
+    found = open_demonstrations(done.path, ["corner2"])
+    assert found.images["corner2"].shape == (len(found.states), 48, 48, 3)
+    first, length, _ = found.episodes[0].tolist()
+    moved = found.images["corner2"][first].astype(int) - found.images["corner2"][first + length - 1]
+    assert np.abs(moved).max() > 60
+    options = {"data": str(done.path), "cameras": ["corner2"], "image_size": 48}
+    recipe = load_recipe("policy", options)
+    assert all(finding.severity == "note" for finding in recipe.check())
+    model = recipe.model().eval()
+    shown = []
+    model.register_forward_pre_hook(lambda module, given: shown.append(given[0]["images"]))
+    asked = BenchmarkSettings(
+        tasks=None, episodes=1, max_steps=16, horizon=8, video=False, seed=0, workers=1
+    )
+    with torch.no_grad():
+        (result,) = recipe.benchmark(model, "metaworld", asked).tasks
+    assert (result.task, result.episodes) == ("reach-v3", 1)
+    assert [images.shape for images in shown] == [(1, 1, 3, 48, 48)] * 2
+    arm = Arm("reach-v3", evaluation_seed(0, 0), "corner2", 48)
+    arm.reset(0)
+    np.testing.assert_array_equal(shown[0][0, 0].permute(1, 2, 0), arm.picture())

@@ -44,10 +44,14 @@ def metrics(run):
     return [e.data["metrics"] for e in read_events(run.events) if e.kind == "evaluate"]
 
 
+@pytest.fixture(scope="module")
+def one(pool, swings, tmp_path_factory):
+    return train(pool, policy(tmp_path_factory.mktemp("one"), swings, ranks=1), ranks=1)
+
+
 @pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp"}], ids=["ddp", "fsdp"])
-def test_two_ranks_train_what_one_trains(pool, swings, tmp_path, changes):
-    one = train(pool, policy(tmp_path / "one", swings, ranks=1), ranks=1)
-    two = train(pool, policy(tmp_path / "two", swings, ranks=2, **changes), ranks=2)
+def test_two_ranks_train_what_one_trains(pool, swings, one, tmp_path, changes):
+    two = train(pool, policy(tmp_path, swings, ranks=2, **changes), ranks=2)
     assert losses(two) == pytest.approx(losses(one), rel=0, abs=FP64)
     for ours, theirs in zip(metrics(two), metrics(one), strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=FP64)
@@ -70,7 +74,7 @@ def trained(swings, tmp_path_factory):
     """A run on a copy of the data, which is then taken away."""
     folder = tmp_path_factory.mktemp("away")
     data = shutil.copytree(swings, folder / "data")
-    short = {"steps": 60, "evaluate": {"every": "30 steps"}, "optimizer": {"lr": 0.003}}
+    short = {"steps": 60, "evaluate": {"at_start": True}, "optimizer": {"lr": 0.003}}
     run = policy(folder / "runs", data, ranks=1, name="policy", precision="fp32", **short)
     assert run_worker(run.path, handle_signals=False), outcomes(run)
     shutil.rmtree(data)
@@ -119,8 +123,9 @@ def test_the_average_is_saved_and_is_what_is_evaluated(trained, swings):
 
 
 def test_what_is_sampled_comes_nearer_to_the_demonstrations(trained):
-    errors = [found["action_error"] for found in metrics(trained)]
-    assert errors[-1] < 0.8 * errors[0]
+    before, *_, after = metrics(trained)
+    assert after["action_error"] < 0.75 * before["action_error"]
+    assert after["loss"] < 0.75 * before["loss"]
 
 
 def test_verify_finds_one_and_two_ranks_the_same(swings):

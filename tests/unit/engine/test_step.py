@@ -126,6 +126,17 @@ def test_a_gain_multiplies_gradients_and_not_what_is_shown(weights, kind):
     assert result.sums["fit"].item() == pytest.approx(85)
 
 
+@pytest.mark.parametrize(("least", "counted"), [(16.0, 16.0), (2.0, 4.0)])
+@pytest.mark.parametrize("sizes", [[4], [1, 3]], ids=str)
+def test_a_late_weight_counts_at_least_that_of_the_whole_batch(sizes, least, counted, kind):
+    # Of each micro-batch by itself it would be another sum for other sizes.
+    model, step = make(kind=kind)
+    step._least_weight = least
+    result = step.run(make_input(sizes, None))
+    assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT * 4 / counted)
+    assert float(result.late_weight) == counted
+
+
 def test_a_term_that_weight_does_not_name_is_a_finding():
     _, step = make()
     with pytest.raises(UserError) as caught:

@@ -1,6 +1,7 @@
 """Randomness by integer keys: the same bits in numpy and torch, flat, and unrelated."""
 
 import random
+import zlib
 
 import numpy as np
 import pytest
@@ -195,3 +196,18 @@ def test_a_generator_follows_its_key():
     assert np.array_equal(k.generator(np.int64(-5)).normal(size=4), first)
     assert not np.array_equal(k.generator(-6).normal(size=4), first)
     assert not np.array_equal(k.generator(5).normal(size=4), first)
+
+
+@given(st.text(max_size=40))
+def test_tags_are_numbered_by_their_checksum(tag):
+    assert k._crc32(tag) == zlib.crc32(tag.encode())
+
+
+def test_a_compiled_forward_that_draws_stays_in_one_piece():
+    def draw(keys):
+        return k.normal(k.derive(keys, "noise", 3), 4) + k.uniform(k.derive(keys, "size"), 4)
+
+    keys = torch.arange(5)
+    explained = torch._dynamo.explain(draw)(keys)
+    assert explained.graph_break_count == 0, explained.break_reasons
+    assert torch.equal(torch.compile(draw, backend="eager", fullgraph=True)(keys), draw(keys))

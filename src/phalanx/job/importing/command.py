@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.job.importing import accelerate, trainer
-from phalanx.job.importing.translation import Translation
-from phalanx.job.origin import parse_scalar
+from phalanx.job.importing.translation import Line, Translation
+from phalanx.job.origin import parse_scalar, show
 
 STARTERS = ("torchrun", "accelerate", "deepspeed")
 _FLAGS = {"multi_gpu", "cpu", "use_deepspeed", "use_fsdp", "standalone", "debug", "m", "module"}
@@ -60,8 +60,18 @@ def translate(made: Translation) -> None:
     else:
         of_script.take_all(_SCRIPT)
         of_script.leave_rest("the script's own: options of a recipe of your own")
+    typed = {_AS_IN_FILE[key]: key for key in started if key in _AS_IN_FILE}
     made.job |= inner.job | of_script.job
-    made.lines += inner.lines + of_script.lines
+    made.lines += [_as_typed(line, typed, started) for line in inner.lines] + of_script.lines
+
+
+def _as_typed(line: Line, typed: Mapping[str, str], started: Mapping[str, Any]) -> Line:
+    """A line with the settings by the names and values that stand in the command line."""
+    said = [part.partition(" = ")[0] for part in line.theirs.split(", ")]
+    if not any(name in typed for name in said):
+        return line
+    names = [typed.get(name, name) for name in said]
+    return line._replace(theirs=", ".join(f"--{name} {show(started[name])}" for name in names))
 
 
 def _is_starter(word: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phalanx.job.editor import with_editor_line
 from phalanx.job.keys import fields
 from phalanx.job.load import LoadedJob
 from phalanx.job.origin import format_value
@@ -33,7 +34,7 @@ def job_text(values: Mapping[str, Any], place: str) -> str:
         section = head if dot else ""
         indent = "  " if dot else ""
         lines.append(f"{indent}{name or head}: {format_value(values[key])}")
-    return "\n".join(lines) + "\n"
+    return with_editor_line("\n".join(lines) + "\n")
 
 
 def complete(values: Mapping[str, Any], base: LoadedJob | None) -> dict[str, Any]:

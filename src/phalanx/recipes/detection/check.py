@@ -36,16 +36,18 @@ def check_names(known: dict[int, str], found: dict[int, str], file: Path) -> lis
     """Classes of a model that was trained on other data than this."""
     if known == found:
         return []
-    is_alike = len(known) == len(found)
+    why = f"options.names: {_few(known)}; names: {_few(found)}"
+    fix = "data=FILE with the classes that the model was trained on, in their order"
+    if len(known) != len(found):
+        what = f"the model knows {len(known)} classes, `{file}` names {len(found)}"
+        return [Finding(slug="detection-other-classes", what=what, why=why, fix=fix)]
     return [
         Finding(
-            slug="detection-classes",
-            what=f"the model knows {len(known)} classes, `{file}` names {len(found)}"
-            if not is_alike
-            else f"the model's classes are called otherwise in `{file}`",
-            why=f"options.names: {_few(known)}; names: {_few(found)}",
-            fix="data=FILE with the classes that the model was trained on, in their order",
-            severity="warning" if is_alike else "error",
+            slug="detection-other-names",
+            what=f"the model's classes are called otherwise in `{file}`",
+            why=why,
+            fix=fix,
+            severity="warning",
         )
     ]
 

@@ -45,6 +45,7 @@ class DetectionRecipe(Recipe):
     metric = "fitness"
     metric_mode = "max"
     loss_gain = float(NOMINAL_BATCH)
+    least_weight = 1.0  # as Ultralytics has it: wanted scores are near 0 before anything is found
     export_forms: ClassVar[Mapping[str, str]] = {
         "ultralytics": "best.pt, which ultralytics.YOLO loads, validates and exports",
     }

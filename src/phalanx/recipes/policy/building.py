@@ -95,5 +95,5 @@ def gone(options: PolicyOptions) -> Finding:
         what="the demonstrations are not there any more",
         why=f"options.data = {options.data or 'null: those in the cache'}; they were when the job "
         "was planned, and the model is scaled by them",
-        fix="the same command again collects or converts them",
+        fix="phalanx plan policy --fresh collects or converts them again",
     )

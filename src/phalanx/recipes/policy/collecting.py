@@ -45,7 +45,8 @@ from phalanx.recipes.policy.simulator import (
     unknown_tasks,
 )
 
-_LINGER = 10  # steps after success: the policy learns to stay there
+_VERSION = 1  # of what is collected: another one is collected anew
+_LINGER = 20  # steps after success: the policy learns to stay there
 _BLOCK = 10  # episodes that one process does in one go: an environment takes a second to make
 _SPARE = 1.1  # episodes tried for one that is wanted: experts fail at times
 
@@ -66,7 +67,7 @@ class _Tried(NamedTuple):
 def collected_folder(settings: PolicyCollecting) -> Path:
     """Where demonstrations lie that were collected with these settings."""
     asked = settings.model_dump(mode="json", exclude={"workers"})
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:12]
     return cache_folder("policy") / f"metaworld-{name}"
 
 
@@ -82,7 +83,8 @@ def collect(settings: PolicyCollecting, out: Path | None) -> Collected:
     blocks = _blocks(settings)
     total = sum(_size(settings, block.number) for block in blocks)
     report(f"Meta-World's experts begin: {total} episodes")
-    workers = settings.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = settings.workers or cores or 1
     tried = roll_out(
         _demonstrate,
         blocks,

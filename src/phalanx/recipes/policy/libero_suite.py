@@ -134,8 +134,10 @@ def _read_beginnings(file: Path) -> np.ndarray:
     """States of the simulator, which LIBERO saved with torch: arrays alone are let in."""
     import torch
 
-    numpy_core: Any = np._core.multiarray  # type: ignore[attr-defined]
-    allowed = [numpy_core._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.float64))]
+    remade: Any = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
+    # LIBERO's own files were saved with numpy 1, which calls it by another name.
+    old_name = (remade, "numpy.core.multiarray._reconstruct")
+    allowed: list[Any] = [remade, old_name, np.ndarray, np.dtype, type(np.dtype(np.float64))]
     try:
         with torch.serialization.safe_globals(allowed):
             return np.asarray(torch.load(file, weights_only=True))

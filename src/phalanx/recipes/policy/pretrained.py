@@ -1,5 +1,7 @@
-"""Models of transformers that embed texts and pictures: from a folder or from the hub. safetensors
-only, and no code of the model's own."""
+"""Models of transformers that embed texts and pictures: from a folder or from the hub.
+
+safetensors where there are any; older repositories have .bin files, which are read without running
+what is in them (`weights_only`). No code of the model's own."""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ from typing import Any
 
 from phalanx.recipe import Finding, UserError
 
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+_OLD_FILES = [*_FILES, "pytorch_model*.bin"]
+
 
 def load_text_model(name: str, key: str) -> tuple[Any, Any]:
     """A model and its tokenizer."""
     with _told(name, key):
         import transformers
 
-        model = transformers.AutoModel.from_pretrained(name, use_safetensors=True).eval()
-        return model, transformers.AutoTokenizer.from_pretrained(name)
+        folder = _folder(name)
+        model = transformers.AutoModel.from_pretrained(folder, weights_only=True).eval()
+        return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def load_vision_model(name: str, key: str) -> tuple[Any, dict[str, Any]]:
@@ -26,12 +32,29 @@ def load_vision_model(name: str, key: str) -> tuple[Any, dict[str, Any]]:
     That is read here: the classes of transformers for it need torchvision."""
     with _told(name, key):
         import transformers
-        from transformers.utils.hub import cached_file
 
-        model = transformers.AutoModel.from_pretrained(name, use_safetensors=True).eval()
-        file = cached_file(name, "preprocessor_config.json")
-        prepared: Any = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+        folder = _folder(name)
+        model = transformers.AutoModel.from_pretrained(folder, weights_only=True).eval()
+        file = folder / "preprocessor_config.json"
+        prepared: Any = json.loads(file.read_text(encoding="utf-8"))
         return getattr(model, "vision_model", model), dict(prepared)
+
+
+def _folder(name: str) -> Path:
+    """Where a model lies: a folder, the hub's cache, or the hub's files once they are fetched."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_OLD_FILES, local_files_only=True))
+    except OSError:
+        if constants.HF_HUB_OFFLINE:
+            raise
+    # Asked once: downloading would try for a minute where there is no network.
+    there = [file.rfilename for file in HfApi().model_info(name, timeout=10).siblings or []]
+    is_new = any(file.endswith(".safetensors") for file in there)
+    return Path(snapshot_download(name, allow_patterns=_FILES if is_new else _OLD_FILES))
 
 
 @contextmanager
@@ -43,7 +66,7 @@ def _told(name: str, key: str) -> Iterator[None]:
         raise UserError(_no_transformers(name, key)) from error
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # of files, networks and transformers' own making
         raise UserError(_not_loaded(name, key, error)) from error
 
 
@@ -61,6 +84,6 @@ def _not_loaded(name: str, key: str, error: Exception) -> Finding:
     return Finding(
         slug="policy-encoder",
         what=f"`{name}` cannot be loaded: {lines[0][:200] if lines else type(error).__name__}",
-        why=f"{key} = {name}: a folder with config.json and safetensors, or a name of the hub",
+        why=f"{key} = {name}: a folder with config.json and weights, or a name of the hub",
         fix=f"on a machine with network: huggingface-cli download {name}",
     )
