@@ -213,7 +213,7 @@ class FoundFinding:
 def findings_page() -> str:
     rows = [
         [f"`{f.slug}`", f.severity, f.what, f"`{f.path}`"]
-        for f in sorted(set(find_findings()), key=lambda f: (f.slug, f.path, f.what))
+        for f in sorted(set(find_findings()), key=lambda f: (f.slug, f.path, f.what, f.severity))
     ]
     return (
         "# Findings\n\nEverything Phalanx can tell you is wrong, by the name in brackets. "

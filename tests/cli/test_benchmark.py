@@ -63,6 +63,11 @@ def test_a_checkpoint_alone_acts_without_its_data(trained, tmp_path):
     assert "95 % interval" in answer.out
     assert "40 of 40" in answer.out
     assert "91.2 - 100.0 %" in answer.out
+    # Others stand below the model in each task, and are no part of its figures.
+    assert [line.split()[0] for line in answer.out.splitlines() if " of 40" in line] == [
+        name for task in ("near", "far", "behind") for name in (task, "resting")
+    ]
+    assert "over all: success 1" in answer.out
     films = sorted((tmp_path / "films").iterdir())
     assert [film.name for film in films] == ["behind.png", "far.png", "near.png"]
     assert films[0].read_bytes().startswith(b"\x89PNG")
@@ -79,6 +84,8 @@ def test_what_was_learned_shows_in_the_loop_and_in_the_events(trained, tmp_path)
     (event,) = [e for e in read_events(trained.events) if e.kind == "evaluated"]
     assert (event.data["benchmark"], event.data["step"]) == ("marks", 400)
     assert event.data["tasks"] == told["tasks"]
+    assert event.data["baselines"] == told["baselines"]
+    assert told["baselines"]["resting"][0]["successes"] == 0
     assert told["tasks"][0]["low"] == pytest.approx(0.8389, abs=1e-4)  # Wilson of 20 in 20
 
     from phalanx.recipe.load import load_recipe

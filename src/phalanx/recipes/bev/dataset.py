@@ -67,7 +67,8 @@ def collect(settings: BevCollecting, out: Path | None) -> Path:
         for index in range(count)
         for name in settings.scenarios
     ]
-    workers = settings.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = settings.workers or cores or 1
     report(f"highway-env's experts drive: {len(episodes)} episodes in {workers} processes")
     found = roll_out(
         _drive,

@@ -5,7 +5,7 @@ Read in the processes of roll-outs: imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from phalanx.recipes.bev.world import World
 
 Driver = Literal["model", "expert", "constant velocity"]
 DRIVERS: tuple[Driver, ...] = ("model", "expert", "constant velocity")
+_MEANT_S = 2.0  # a plan that is beside its lane by then leaves it
 _COLLISION = 0.6  # CARLA leaderboard's factor for a collision with a vehicle
 
 
@@ -76,12 +77,12 @@ def drive(episode: Episode) -> Generator[dict[str, np.ndarray], Any, Drive]:
             world.step()
         else:
             speed = float(pose[3])
-            ahead = (
-                constant_velocity(speed, WAYPOINTS, WAYPOINT_S)
-                if plan is None
-                else what_is_left(plan, age / PLANNED_HZ, planned_at, pose)
-            )
-            world.step(*follow(ahead, speed, WAYPOINT_S, deviation))
+            if plan is None:
+                command = follow(constant_velocity(speed, WAYPOINTS, WAYPOINT_S), speed, WAYPOINT_S)
+            else:
+                ahead = what_is_left(plan, age / PLANNED_HZ, planned_at, pose)
+                command = follow(ahead, speed, WAYPOINT_S, _lane_of(world, ahead, pose))
+            world.step(*command)
         steps += 1
         age += 1
     return Drive(
@@ -92,6 +93,16 @@ def drive(episode: Episode) -> Generator[dict[str, np.ndarray], Any, Drive]:
         steps / PLANNED_HZ,
         films,
     )
+
+
+def _lane_of(
+    world: World, plan: np.ndarray, pose: np.ndarray
+) -> Callable[[float], np.ndarray] | None:
+    """The middle of the lane, where a plan stays in it."""
+    meant = to_world(plan[round(_MEANT_S / WAYPOINT_S) - 1], pose[:3])
+    if not world.keeps_lane(meant):
+        return None
+    return lambda reach: to_ego(world.route_ahead([reach])[0], pose[:3])
 
 
 def what_is_left(

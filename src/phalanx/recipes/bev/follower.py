@@ -7,44 +7,45 @@ highway-env's: a bicycle whose centre is half its length in front of the rear ax
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 HALF_LENGTH_M = 2.5
-LOOK_AHEAD_S = 0.7
+LOOK_AHEAD_S = 0.5
 NEAREST_M, FARTHEST_M = 3.0, 25.0
 MOST_STEERING = np.pi / 4
 MOST_ACCELERATION = 6.0  # m/s2, as far as highway-env's own drivers go
-CERTAIN_M_PER_S, CAUTION = 0.65, 2.0
-"""Deviations up to this, for each second ahead, are those of any traffic; so much of what is more
-is taken off the way."""
 SPEED_FROM_S = 1.5
 """So much of a plan says how fast to be."""
 
 
 def follow(
-    plan: np.ndarray, speed: float, waypoint_s: float, deviation: np.ndarray | None = None
+    plan: np.ndarray,
+    speed: float,
+    waypoint_s: float,
+    lane: Callable[[float], np.ndarray] | None = None,
 ) -> tuple[float, float]:
-    """Steering angle and acceleration for a plan (waypoints x 2, in the vehicle's frame). A
-    planner that cannot tell waiting from going is unsure how far it will be: the farther its
-    waypoints deviate, the slower the vehicle goes until it is sure."""
+    """Steering angle and acceleration for a plan (waypoints x 2, in the vehicle's frame).
+
+    `lane` gives the point of the lane so far ahead, where the plan means to stay in it: then only
+    the speed is the plan's. Who is unsure how fast a bend will be driven expects to be inside of
+    it, as the middle of points on an arc is."""
     path = np.concatenate([np.zeros((1, 2)), plan])
     lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
-    steering = _steer(path, lengths, speed)
-    if deviation is not None:
-        times = waypoint_s * np.arange(1, len(plan) + 1)
-        doubt = np.maximum(deviation[:, 0] - CERTAIN_M_PER_S * times, 0.0)
-        lengths[1:] = np.maximum(lengths[1:] - CAUTION * doubt, 0.0)
-    return steering, _accelerate(lengths, speed, waypoint_s)
-
-
-def _steer(path: np.ndarray, lengths: np.ndarray, speed: float) -> float:
+    acceleration = _accelerate(lengths, speed, waypoint_s)
     reach = float(np.clip(LOOK_AHEAD_S * speed, NEAREST_M, FARTHEST_M))
+    if lane is not None:
+        return _steer_to(lane(reach)), acceleration
     if lengths[-1] < 1.0:  # standing: whichever way the last centimetres point means nothing
-        return 0.0
+        return 0.0, acceleration
     reach = min(reach, float(lengths[-1]))
-    ahead = np.interp(reach, lengths, path[:, 0])
-    right = np.interp(reach, lengths, path[:, 1])
-    curvature = 2 * right / max(ahead**2 + right**2, 1e-6)
+    point = np.array([np.interp(reach, lengths, path[:, axis]) for axis in (0, 1)])
+    return _steer_to(point), acceleration
+
+
+def _steer_to(point: np.ndarray) -> float:
+    curvature = 2 * point[1] / max(float(point @ point), 1e-6)
     slip = np.arcsin(np.clip(HALF_LENGTH_M * curvature, -0.99, 0.99))
     return float(np.clip(np.arctan(2 * np.tan(slip)), -MOST_STEERING, MOST_STEERING))
 

@@ -15,10 +15,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phalanx.recipe import keys
 from phalanx.recipes.bev.diffusion import noise_share, signal_share, take_off
 
 PATCH = 4
@@ -128,7 +130,8 @@ class Planner(nn.Module):
     grid_offset: Tensor
     grid_scale: Tensor
 
-    def __init__(self, shape: Shape, *, width: int, depth: int, steps: int) -> None:
+    def __init__(self, shape: Shape, *, width: int, depth: int, steps: int, ways: int) -> None:
+        """A plan is one of `ways`, each made in `steps`."""
         super().__init__()
         self.steps = steps
         self.stem = nn.Sequential(
@@ -157,6 +160,8 @@ class Planner(nn.Module):
         times = shape.waypoint_s * torch.arange(1, shape.waypoints + 1, dtype=torch.float32)
         offsets, scales = torch.tensor(shape.scale, dtype=torch.float32).T
         self.register_buffer("waypoint_times", times)
+        drawn = keys.normal(np.arange(ways, dtype=np.int64), shape.waypoints, 2)
+        self._drawn = drawn  # no buffer: a function of the options, not of what is learned
         self.register_buffer("centre", torch.zeros(shape.waypoints, 2))
         self.register_buffer("spread", torch.ones(shape.waypoints, 2))
         self.register_buffer("grid_offset", offsets[:, None, None].clone())
@@ -185,11 +190,12 @@ class Planner(nn.Module):
             noisy = signal_share(level) * clean + noise_share(level) * random
             found = self._predict(scene, noisy, noise)
             return found.clean - clean, found.deviation
-        # The middle of all beginnings: the plan does not hang on a random number.
-        beginning = self.order.new_zeros(len(speed), 1, len(self.waypoint_times), 2)
-        first = self._predict(scene, beginning, beginning[..., 0, 0] + 1.0)
-        units = take_off(lambda x, t: self._predict(scene, x, t).clean, beginning, self.steps)
-        return self._to_metres(units[:, 0], speed), first.deviation[:, 0].exp() * self.spread
+        # The same beginnings for every scene: a plan does not hang on random numbers.
+        beginnings = torch.from_numpy(self._drawn).to(self.order).expand(len(speed), -1, -1, -1)
+        first = self._predict(scene, beginnings[:, :1], self.order.new_ones(len(speed), 1))
+        units = take_off(lambda x, t: self._predict(scene, x, t).clean, beginnings, self.steps)
+        metres = self._to_metres(_middle_one(units * self.spread) / self.spread, speed)
+        return metres, first.deviation[:, 0].exp() * self.spread
 
     def _see(
         self, bev: Tensor, speed: Tensor, command: Tensor, route: Tensor
@@ -229,6 +235,14 @@ class Planner(nn.Module):
         """Where constant velocity leads."""
         ahead = speed[:, None] * self.waypoint_times
         return torch.stack([ahead, torch.zeros_like(ahead)], -1)
+
+
+def _middle_one(ways: Tensor) -> Tensor:
+    """Of each sample's ways the one that is nearest to all others. Their mean would be none of
+    them: where one waits or goes, it creeps."""
+    apart = (ways[:, :, None] - ways[:, None]).square().sum(-1).add(1e-12).sqrt().mean(-1)
+    chosen = apart.sum(2).argmin(1)
+    return ways[torch.arange(len(ways), device=ways.device), chosen]
 
 
 def _waves(noise: Tensor) -> Tensor:

@@ -57,8 +57,10 @@ class BevOptions(Options):
     """Layers."""
     draws: int = Field(default=4, ge=2)
     """Noisy trajectories that are learned from for each look at a scene."""
-    steps: int = Field(default=4, ge=1)
+    steps: int = Field(default=6, ge=1)
     """Of taking noise off, when a plan is made."""
+    ways: int = Field(default=8, ge=1)
+    """Trajectories that are sampled for a plan, which is the one nearest to all others."""
     uncertainty: float = Field(default=0.05, ge=0)
     """Weight of the waypoints' uncertainty in the loss."""
     pictures: bool = True

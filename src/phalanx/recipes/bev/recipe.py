@@ -80,7 +80,11 @@ class BevRecipe(Recipe):
 
         options = self.options
         return Planner(
-            shape_of(options), width=options.width, depth=options.depth, steps=options.steps
+            shape_of(options),
+            width=options.width,
+            depth=options.depth,
+            steps=options.steps,
+            ways=options.ways,
         )
 
     def data(self, split: Split) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from phalanx.recipes.bev.scenarios import HISTORY_S, PLANNED_HZ, ROUTE_M, SIMULATED_HZ, Scenario
 
 _FRAMES = round(max(HISTORY_S) * PLANNED_HZ) + 1
+_LANE_LEFT_M = 1.6  # off the middle of a lane of 4 m: another one is meant
 _OFF_ROAD_M = 1.5  # beyond the edge of its road, with the middle of the vehicle
 
 
@@ -206,13 +208,29 @@ class World:
         ages = [round(age * PLANNED_HZ) for age in HISTORY_S]
         return [newest_first[min(age, len(newest_first) - 1)] for age in ages]
 
-    def route_ahead(self) -> np.ndarray:
-        """Points of the route at ROUTE_M, in the world's frame."""
+    def keeps_lane(self, point: np.ndarray) -> bool:
+        """Whether a point of a plan, in the world's frame, belongs to the present lane or what it
+        leads to: there is no other one, or it is nearer to this one's middle."""
+        start, end = self.roads[self._road]
+        if sum(not lane.forbidden for lane in self.network.graph[start][end]) == 1:
+            return True
+        _, index = self._lane()
+        places = [lane.local_coordinates(point) for lane in self._chain(index)]
+        lengths = [lane.length for lane in self._chain(index)]
+        beside = [
+            abs(across)
+            for (along, across), length in zip(places, lengths, strict=True)
+            if -3.0 < along < length + 3.0
+        ]
+        return not beside or min(beside) < _LANE_LEFT_M
+
+    def route_ahead(self, distances: Sequence[float] = ROUTE_M) -> np.ndarray:
+        """Points of the route at some distances, in the world's frame."""
         lane, index = self._lane()
         chain = self._chain(index)
         along = max(lane.local_coordinates(self.ego.position)[0], 0.0)
         points = []
-        for distance in ROUTE_M:
+        for distance in distances:
             left = along + distance
             for piece in chain:
                 if left <= piece.length or piece is chain[-1]:
