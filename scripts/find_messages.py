@@ -37,7 +37,7 @@ _GRAMMAR = re.compile(r"s|es|y|ies|is|are|was|were|has|have|it|them|they|do|does
 _PATTERN = re.compile(
     r"\(\?|\\|\n|\[A-Za-z|^[\w.:{}-]+$|\*\.|^bold |^default not|^# |^import |^cd "
 )
-_NAMED = re.compile(r"\{[a-z_]+\}")  # of a text that is filled in later
+_NAMED = re.compile(r"\{[a-z_]*\}")  # of a text that is filled in later
 _PLAIN_WORD = re.compile(r"[a-z]{2,}", re.IGNORECASE)
 _CODE = re.compile(
     r"`[^`]*`|\{\d+~?\}|--?[a-z][\w-]*(?:[ =][A-Z]+\b)?|\b[\w.]+ ?= ?\S*|\b\w+(?:[._/]\w+)+"

@@ -28,6 +28,7 @@ _WEAK = 12  # letters of a template below which it could fit any English text by
 _PROSE = re.compile(r";|[a-z]+[ ,]+[a-z]{2,}|[(][^)]*$|^[^(]*[)]")
 _ENGLISH = re.compile(r"(?:\b[a-z]+\b[ ,]+){3,}[a-z]+")
 _BRACKETED = re.compile(r"([^()]+) \(([^()]+)\)")
+_SEPARATORS = (("; ", "；"), (" + ", " + "), (": ", "："), (" or ", " 或 "), (", ", "，"))
 _DEPTH = 4  # messages inside messages
 
 
@@ -115,20 +116,22 @@ class Catalogue:
         if text in self._exact:
             return self._exact[text]
         told = _SENTENCE.split(text)
-        if text.endswith(".") or len(told) > 1:
+        if (text.endswith(".") or len(told) > 1) and not text.endswith(".."):
             parts = [self._text(part.removesuffix("."), depth + 1) for part in told]
             if parts != [part.removesuffix(".") for part in told]:
                 return "。".join(parts) + ("。" if text.endswith(".") else "")
         whole = self._whole(text, depth)
         if whole is not None:
             return whole
-        for separator, shown in (("; ", "；"), (" + ", " + "), (": ", "："), (", ", "，")):
-            parts = split_outside_code(text, separator)
-            made = [self._text(part, depth + 1) for part in parts]
-            # A text of somebody else's is not translated by halves.
-            is_ours = separator in ("; ", " + ") or not any(map(_ENGLISH.search, made))
-            if len(parts) > 1 and made != parts and is_ours:
-                return shown.join(made)
+        for separator, shown in _SEPARATORS:
+            first, *rest = split_outside_code(text, separator)
+            if rest:  # what follows may be one message, separators and all
+                parts = [first, separator.join(rest)]
+                made = [self._text(first, depth + 1), self._text(parts[1], depth)]
+                # A text of somebody else's is not translated by halves.
+                is_ours = separator in ("; ", " + ") or not any(map(_ENGLISH.search, made))
+                if made != parts and is_ours:
+                    return shown.join(made)
         bracketed = _BRACKETED.fullmatch(text)
         if bracketed is not None:
             before, inside = (self._text(part, depth + 1) for part in bracketed.groups())

@@ -65,17 +65,19 @@ class Comparison:
             )
             for name in self._wanted[0]
         ]
-        return [*found, *self._matched(made, is_exact=is_exact)]
+        return [*found, *self._matched(made, tolerance, is_exact=is_exact)]
 
-    def _matched(self, made: list[dict[str, Tensor]], *, is_exact: bool) -> list[Difference]:
+    def _matched(
+        self, made: list[dict[str, Tensor]], tolerance: float, *, is_exact: bool
+    ) -> list[Difference]:
         """Of what has no fixed order: how many are on one side alone."""
         if self._exported.match is None:
             return []
         pairs = zip(self._wanted, made, strict=True)
-        counts = [self._exported.match(wanted, found) for wanted, found in pairs]
+        counts = [self._exported.match(wanted, found, tolerance) for wanted, found in pairs]
         total, alone = (sum(column) for column in zip(*counts, strict=True))
         limit = 0.0 if is_exact else None
-        return [Difference(MATCHED, [total // 2], alone, limit, is_count=True)]
+        return [Difference(MATCHED, [total], alone, limit, is_count=True)]
 
 
 def _difference(

@@ -75,10 +75,12 @@ class Exported(NamedTuple):
     `32*height` is a multiple of 32."""
     decode: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     """What is read from the outputs (classes, boxes): compared like them."""
-    match: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], tuple[int, int]] | None = None
+    match: Callable[[Mapping[str, Tensor], Mapping[str, Tensor], float], tuple[int, int]] | None = (
+        None
+    )
     """Of things that are read from the outputs and not in a fixed order, such as detections: how
     many both have together, and how many of them the other side has not. Given the outputs of
-    PyTorch and of the file for one batch."""
+    PyTorch and of the file for one batch, and what a number may differ by."""
     stand_in: Callable[[Callable[..., tuple[Tensor, ...]]], nn.Module] | None = None
     """The model that `evaluate` is given when an exported file is evaluated, made of a function
     that runs the file on named inputs. None: it is called like `module`."""

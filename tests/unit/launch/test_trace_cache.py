@@ -43,7 +43,7 @@ class Asked:
     def __init__(self, trace=TRACE, findings=()):
         self.times, self.trace, self.findings = 0, trace, list(findings)
 
-    def __call__(self, spec, options, precisions=(), launcher=None):
+    def __call__(self, spec, options, precisions=(), launcher=None, say=None):
         self.times += 1
         trace = self.trace and replace(
             self.trace,
@@ -95,7 +95,7 @@ def test_training_asks_anew_but_not_about_compiled_code(recipe):
     """Which takes seconds; as long as the recipe itself computes the same."""
 
     class Compiling(Asked):
-        def __call__(self, spec, options, precisions=(), launcher=None):
+        def __call__(self, spec, options, precisions=(), launcher=None, say=None):
             self.precisions = precisions
             trace, findings = super().__call__(spec, options)
             code = {name: [OPERATOR] for name in precisions if name.endswith("+compiled")}

@@ -16,8 +16,8 @@ from phalanx.recipes.detection.options import STRIDE, DetectionOptions
 
 INPUT, OUTPUT = "images", "output0"  # as Ultralytics names them
 _COMPARED = 50  # the most confident detections of an image that must have a partner
-_SAME_BOX = 0.98  # overlap of a detection and its partner
-_SAME_SCORE = 1e-3  # and what their confidences may differ by
+_SAME_BOX, _ROUNDED_BOX = 0.98, 0.9  # overlap of a detection and its partner, in fp32 and below
+_SAME_SCORE = 1e-3  # what their confidences may differ by, at least
 
 
 class Decoder(nn.Module):
@@ -87,12 +87,16 @@ def describe_graph(model: nn.Module, options: DetectionOptions) -> Exported:
         lambda batch: {INPUT: batch["image"].float() / 255},
         (OUTPUT,),
         dynamic={INPUT: {2: f"{STRIDE}*height", 3: f"{STRIDE}*width"}},
-        match=lambda wanted, made: match_detections(wanted[OUTPUT], made[OUTPUT], options),
+        match=lambda wanted, made, tolerance: match_detections(
+            wanted[OUTPUT], made[OUTPUT], options, tolerance
+        ),
         stand_in=_File,
     )
 
 
-def match_detections(wanted: Tensor, made: Tensor, options: DetectionOptions) -> tuple[int, int]:
+def match_detections(
+    wanted: Tensor, made: Tensor, options: DetectionOptions, tolerance: float = 1e-4
+) -> tuple[int, int]:
     """After the same suppression: how many detections there are on both sides together, and how
     many of them have no partner of the same class, place and confidence on the other side. Looked
     at are the most confident of each image; those at the edge of what counts may be on one side
@@ -101,17 +105,19 @@ def match_detections(wanted: Tensor, made: Tensor, options: DetectionOptions) ->
 
     # Suppression changes what it is given.
     pairs = (suppress(table.clone(), options) for table in (wanted, made))
+    score = max(_SAME_SCORE, tolerance)
+    overlap = _SAME_BOX if tolerance <= _SAME_SCORE else _ROUNDED_BOX
     count = alone = 0
     for one, other in zip(*pairs, strict=True):
         for here, there in ((one, other), (other, one)):
             looked = here[: min(_COMPARED, len(here))]
-            looked = looked[looked[:, 4] > options.conf + _SAME_SCORE]
+            looked = looked[looked[:, 4] > options.conf + score]
             count += len(looked)
-            alone += _without_partner(looked, there)
+            alone += _without_partner(looked, there, overlap, score)
     return count, alone
 
 
-def _without_partner(looked: Tensor, others: Tensor) -> int:
+def _without_partner(looked: Tensor, others: Tensor, overlap: float, score: float) -> int:
     """One to one: a detection that is somebody's partner is nobody else's."""
     from ultralytics.utils.metrics import box_iou
 
@@ -119,16 +125,16 @@ def _without_partner(looked: Tensor, others: Tensor) -> int:
         return len(looked)
     overlaps = box_iou(looked[:, :4], others[:, :4])
     fits = (
-        (overlaps >= _SAME_BOX)
+        (overlaps >= overlap)
         & (looked[:, None, 5] == others[None, :, 5])
-        & ((looked[:, None, 4] - others[None, :, 4]).abs() <= _SAME_SCORE)
+        & ((looked[:, None, 4] - others[None, :, 4]).abs() <= score)
     )
     taken: set[int] = set()
     alone = 0
-    for row, overlap in zip(fits, overlaps, strict=True):
+    for row, shares in zip(fits, overlaps, strict=True):
         free = [n for n in row.nonzero()[:, 0].tolist() if n not in taken]
         if free:
-            taken.add(max(free, key=lambda n: float(overlap[n])))
+            taken.add(max(free, key=lambda n: float(shares[n])))
         else:
             alone += 1
     return alone
