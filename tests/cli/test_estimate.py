@@ -25,7 +25,7 @@ def asked(tmp_path, monkeypatch):
     pretend_machine(monkeypatch, "cpu")
     given = []
 
-    def ask(spec, options, precisions=()):
+    def ask(spec, options, precisions=(), **how):
         given.append(spec)
         return replace(digits(), options=options), []
 

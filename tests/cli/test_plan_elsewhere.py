@@ -33,7 +33,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "probe_machine", _never)
     given = []
 
-    def ask(spec, options, precisions=(), launcher=None):
+    def ask(spec, options, precisions=(), **how):
         assert spec == "digits"
         given.append(options)
         return replace(digits(), options=options), []
@@ -232,7 +232,7 @@ def test_a_wrong_sweep(argv, slug):
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_a_job_that_cannot_run_is_refused_with_what_would(command, tmp_path, monkeypatch):
     large = replace(digits(), **sizes(30))
-    monkeypatch.setattr(preparing, "trace_recipe", lambda *asked, launcher=None: (large, []))
+    monkeypatch.setattr(preparing, "trace_recipe", lambda *asked, **how: (large, []))
     # The host memory of a machine that is only named is not enough to keep the state.
     where, fix = ["--machine", "2x RTX 4090"], "the same job on 16 GPUs, which needs 12.8 GiB"
     if command == "train":
