@@ -153,7 +153,8 @@ class Catalogue:
             # One that begins with a value must not take a sentence for it.
             looked_at = made.values() if template.literals[0] else values
             is_english = any(map(_PROSE.search, looked_at))
-            if is_english and template.strength < _WEAK:
+            is_joined = not template.literals[0] and any("; " in value for value in values)
+            if is_english and (is_joined or template.strength < _WEAK):
                 continue
             if not any(map(_ENGLISH.search, made.values())):
                 return template.filled(made)

@@ -43,6 +43,12 @@ def test_parts_are_translated_where_the_whole_is_not_known():
     assert SMALL.translate("One pass over the data. no GPU here.") == "把数据过一遍。这里没有 GPU。"
 
 
+def test_a_value_does_not_reach_over_two_messages():
+    both = "22.4 of 23.5 GiB available; /dev/shm 23.5 GiB free"
+    known = {"{0} of {1} GiB available": "{1} 中可用 {0}", "{0} of {1} GiB free": "{1} 中空闲 {0}"}
+    assert Catalogue(known).translate(both) == "23.5 中可用 22.4；/dev/shm 23.5 GiB free"
+
+
 def test_what_is_not_known_stays_english():
     foreign = "RuntimeError: the size of tensor a must match the size of tensor b"
     assert SMALL.translate(foreign) == foreign
