@@ -4,6 +4,7 @@ with every link and anchor. CONTRIBUTING.md says how pages are written for that.
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,22 +32,29 @@ NOT_RUN = {
     "phalanx recipes collect": "experts drive for minutes; tests/cli/test_collect.py",
     "phalanx recipes convert": "the files are the reader's; tests/recipes/detection",
     "phalanx remote": "the machine is the reader's; tests/remote has an sshd",
-    "phalanx slurm": "the cluster is the reader's; tests/cluster has one, scripts are golden",
+    "phalanx slurm status": "the cluster is the reader's; tests/cluster has one",
+    "phalanx slurm logs": "the cluster is the reader's; tests/cluster has one",
+    "phalanx slurm cancel": "the cluster is the reader's; tests/cluster has one",
+    "phalanx slurm requeue": "the cluster is the reader's; tests/cluster has one",
+    "phalanx slurm launch": "the script is the reader's; tests/cluster",
     "phalanx launch": "the script is the reader's; tests/ranks/test_launch.py",
-    "phalanx verify": "tests/ranks/test_verify.py, in more ways",
-    "phalanx watch": "tests/cli/test_watch.py; a run is needed",
-    "phalanx doctor": "tests/cli/test_doctor.py; a run is needed",
-    "phalanx stop": "tests/cli; a run is needed",
-    "phalanx evaluate": "tests/cli/test_evaluate.py; a run is needed",
-    "phalanx export": "tests/cli/test_export.py; a run is needed",
-    "phalanx bench": "tests/cli/test_bench.py",
+    "phalanx verify": "in make test-full; tests/ranks/test_verify.py, in more ways",
+    "phalanx watch": "in make test-full; tests/cli/test_watch.py",
+    "phalanx doctor": "in make test-full; tests/cli/test_doctor.py",
+    "phalanx stop": "in make test-full; tests/ranks/test_detach.py",
+    "phalanx evaluate": "in make test-full; tests/cli/test_evaluate.py",
+    "phalanx export": "in make test-full; tests/cli/test_export.py",
+    "phalanx bench": "in make test-full; tests/cli/test_bench.py",
     "phalanx --show-completion": "tests/cli/test_completion.py",
     "phalanx --install-completion": "it would change the shell's files",
 }
-NOT_PLANNED = ("--ladder", "--detach", "--resume")  # of runs alone: tests/ranks, tests/faults
-READERS = re.compile(
-    r"\b(job\.yaml|FOLDER|NAME|FILE|RUN|JOB|my_\w+|DIR|ORG|lab|rows\.jsonl)\b|\.\.\.|<"
-)
+NOT_PLANNED = ("--ladder", "--resume")  # of runs alone: tests/ranks, tests/faults
+READERS = re.compile(r"\b(FOLDER|NAME|FILE|RUN|JOB|HOST|my_\w+|DIR|ORG|lab|rows\.jsonl)\b|\.\.\.|<")
+# What a reader has: a job file, and DeepSpeed's settings of before.
+READERS_FILES = {
+    "job.yaml": (ROOT / "src/phalanx/recipes/digits/job.yaml").read_text(encoding="utf-8"),
+    "ds_config.json": '{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}',
+}
 
 
 class Command(NamedTuple):
@@ -136,11 +144,13 @@ def is_for_here(command):
 
 def as_planned(words):
     """What is run: `train` is its plan, on a machine with the GPUs that it asks for."""
-    words = list(words[1:])
+    words = [word for word in words[1:] if word != "--detach"]
+    if words[:1] == ["slurm"] and "--print" not in words:
+        words.append("--print")
     if "train" not in words:
         return words
     words[words.index("train")] = "plan"
-    if "--gpus" in words and "--machine" not in words:
+    if {"--gpus", "--fsdp", "--deepspeed"} & set(words) and "--machine" not in words:
         words += ["--machine", "8x A100-80"]
     return words
 
@@ -168,7 +178,10 @@ RUN = once_each()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("docs")
+    path = tmp_path_factory.mktemp("docs")
+    for name, text in READERS_FILES.items():
+        (path / name).write_text(text)
+    return path
 
 
 @pytest.mark.parametrize("page", sorted({command.page for command in RUN}))
@@ -186,6 +199,52 @@ def test_the_commands_of_a_page_run(page, folder, monkeypatch):
         for line in command.shown:
             label = re.split(r"\s{2,}|\d", line.strip())[0].strip()
             assert label in out + err, f"`{line}` is no longer in the output of {command}"
+
+
+# Of a run that is there: what is left out of these, with the reason.
+NOT_OF_A_RUN = {
+    "--web": "it serves until it is ended; tests/browser",
+    "--tensorboard": "it serves until it is ended; tests/cli/test_watch.py",
+    "--benchmark": "of recipes that act: tests/recipes/policy, tests/recipes/bev",
+    "detection": "the extra is in an environment of its own",
+    "merged": "of language models: tests/recipes/lora",
+    "--install-completion": "it would change the shell's files",
+    "--gpus": "it needs GPUs",
+    "best.pt": "weights of the reader's; tests/cli/test_export.py",
+    "models/best.pt": "weights of the reader's; tests/recipes/detection",
+    "model.onnx": "tests/cli/test_evaluate.py",
+    "runs/second": "one run is there",
+    "policy": "tests/recipes/policy",
+}
+OF_A_RUN = ("watch", "doctor", "evaluate", "export", "stop", "verify", "bench")
+
+
+def of_a_run():
+    found = {}
+    for command in ALL:
+        words = command.words
+        is_one = len(words) > 1 and words[1] in OF_A_RUN and not set(words) & set(NOT_OF_A_RUN)
+        if is_one and not READERS.search(" ".join(words)):
+            found.setdefault(tuple(words[1:]), command)
+    return list(found.values())
+
+
+@pytest.mark.full
+@pytest.mark.ranks
+def test_commands_about_a_run_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    train = ("train", "digits", "--cpu", "1", "--steps", "120", "--name", "first")
+    code, out, err = run_cli(*train)
+    assert code == 0, out + err
+    shutil.copytree("runs/first/checkpoints/checkpoint-120", "checkpoint-120")
+    assert len(of_a_run()) > 10, "the search is wrong"
+    for command in of_a_run():
+        words = list(command.words[1:])
+        words += ["--once"] if words[0] == "watch" and "--once" not in words else []
+        code, out, err = run_cli(*words)
+        # TensorRT where there is no GPU, and a run that is over, are Findings.
+        is_refused = "tensorrt" in words or words[0] == "stop"
+        assert code == (2 if is_refused else 0), f"{command}\n{out}{err}"
 
 
 def test_the_site_builds_with_every_link_and_anchor(tmp_path):

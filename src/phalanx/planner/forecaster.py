@@ -261,7 +261,8 @@ class Forecaster:
             blocks = max(1, weights // BUCKET) if stage < 3 else self.trace.num_blocks + 1
         else:
             blocks = self.trace.num_blocks + 1
-        groups = plan.ranks.value // plan.shard_ranks.value
+        # A job may ask for more than there are: a Finding says so, beside what is predicted.
+        groups = max(1, plan.ranks.value // plan.shard_ranks.value)
         inner = make_ring(
             self.machine,
             self.placement.cards,

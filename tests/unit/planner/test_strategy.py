@@ -31,12 +31,13 @@ def test_the_strategy(solve, machine, changes, expected):
     assert findings == []
 
 
-def test_ranks_that_cannot_be_grouped(solve):
-    _, findings = solve("8xa100", strategy="fsdp", fsdp={"shard_ranks": 3})
+@pytest.mark.parametrize(("shards", "nearest"), [(3, 2), (16, 8)])
+def test_ranks_that_cannot_be_grouped(solve, shards, nearest):
+    _, findings = solve("8xa100", strategy="fsdp", fsdp={"shard_ranks": shards})
     (finding,) = findings
     assert (finding.slug, finding.severity) == ("fsdp-shard-ranks", "error")
-    assert "fsdp.shard_ranks = 3; 8 ranks" in finding.why
-    assert finding.fix == "fsdp.shard_ranks=2"
+    assert f"fsdp.shard_ranks = {shards}; 8 ranks" in finding.why
+    assert finding.fix == f"fsdp.shard_ranks={nearest}"
 
 
 def test_fsdp_needs_collectives(solve):
