@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -38,10 +39,10 @@ def missing_files(wheel: Path) -> list[str]:
         return sorted(kept - set(archive.namelist()))
 
 
-def run(argv: list[str], **options: object) -> None:
+def run(argv: list[str], **options: Any) -> None:
     sys.stdout.write(f"+ {' '.join(argv)}\n")
     sys.stdout.flush()
-    subprocess.run(argv, check=True, **options)  # type: ignore[call-overload]
+    subprocess.run(argv, check=True, **options)
 
 
 def install(wheel: Path, python: str, environment: Path) -> Path:

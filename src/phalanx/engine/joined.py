@@ -16,7 +16,8 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore
 
 from phalanx.engine.forked import set_openblas_threads
-from phalanx.engine.rank import end_with_parent, run_rank
+from phalanx.engine.rank import run_rank
+from phalanx.run.parent import end_with_parent
 
 _PATIENCE = timedelta(hours=24)  # for rank 0 to look at machine and recipe; torchrun ends the wait
 

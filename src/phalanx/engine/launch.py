@@ -23,8 +23,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from phalanx.engine.rank import end_with_parent
 from phalanx.run.channel import Channel
+from phalanx.run.parent import end_with_parent
 
 
 def serve(descriptor: int) -> None:

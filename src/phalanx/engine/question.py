@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from phalanx.engine.forked import become_new
-from phalanx.engine.rank import end_with_parent
+from phalanx.run.parent import end_with_parent
 
 
 class Question:

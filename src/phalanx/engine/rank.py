@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 
 from phalanx.engine.stacks import answer_when_asked
 from phalanx.run.directory import RunDirectory
+from phalanx.run.parent import end_with_parent
 
 
 def run_rank(run: Path, attempt: int) -> int:
@@ -29,13 +28,6 @@ def run_rank(run: Path, attempt: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-def end_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent dies: no rank outlives it, and it saves first."""
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
 
 
 def _write_to_log(run: Path, attempt: int) -> None:

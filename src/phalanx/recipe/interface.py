@@ -284,7 +284,7 @@ class Recipe:
     def collect(cls, settings: Any, out: Path | None) -> Collected:
         """Make data for this recipe as `settings`, a `Collecting`, asks: into a new folder `out`,
         or where the recipe looks for it by itself. Raises UserError where something is missing."""
-        raise NotImplementedError(f"{cls.__name__}.collect is not written")
+        raise cls._not_written("collect")
 
     def samples(self, model: nn.Module) -> Sequence[Sample | Media]:
         """What the model makes of a few test samples, after an evaluation: as text, or as pictures.
@@ -307,8 +307,9 @@ class Recipe:
         """Problems to report before anything starts, such as a data folder that is not there."""
         return []
 
-    def _not_written(self, method: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__}.{method} is not written")
+    @classmethod
+    def _not_written(cls, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{cls.__name__}.{method} is not written")
 
 
 def count_samples(batch: Batch) -> int:

@@ -17,12 +17,10 @@ those of a scripted expert, are plain functions.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.run.parent import end_with_parent
 
 Drive = Callable[[Any], Any]
 """From an episode to its result, or to a generator that asks for answers and returns a result."""
@@ -148,11 +147,7 @@ def _processes(drive: Drive, count: int) -> Iterator[dict[Any, Any]]:
 
 def _work(connection: Connection[Any, Any], drive: Drive, parent: int) -> None:
     """A process of roll-outs: as many episodes at a time as it is given."""
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before that
-            os._exit(1)
+    end_with_parent(signal.SIGKILL, parent=parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the command's to answer
     live: dict[int, Any] = {}
     while True:
