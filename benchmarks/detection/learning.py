@@ -5,17 +5,19 @@ batch, augmentation, optimizer and rates, some seeds each, on one rank and on tw
     python benchmarks/detection/report.py learning.jsonl --write
 
 Run it in the recipe's environment (`make detection`). As many as there are cores for are trained
-at a time. With a GPU, Phalanx on one rank and Ultralytics share it; two ranks need two devices, and
-run on the CPU with gloo, to which Ultralytics' trainer has no counterpart. A line of JSON is
-written as each training ends; what is in the file already is not trained again. All evaluate the
-averaged weights of the last epoch with Ultralytics' metrics, in fp32.
+at a time. With a GPU all share it, also the two ranks of one training, which then talk by gloo
+(NCCL refuses two ranks on a GPU). A line of JSON is written as each training ends; what is in the
+file already is not trained again. All evaluate the averaged weights of the last epoch with
+Ultralytics' metrics, in fp32.
 """
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
+from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -94,6 +96,16 @@ def in_order(contestants, seeds):
     return pairs + [(name, seed) for seed in range(seeds) for name in quick]
 
 
+def losses_by_epoch(events):
+    """Means of box, cls and dfl over the steps of each epoch, as Ultralytics' trainer has them."""
+    found = {}
+    for event in events:
+        if event.kind == "step":
+            epoch = math.ceil(event.data["epoch"])
+            found.setdefault(epoch, []).append(list(event.data["terms"].values()))
+    return [[round(fmean(column), 4) for column in zip(*found[e], strict=True)] for e in found]
+
+
 class Maker:
     """The same work as a command of each contestant."""
 
@@ -114,7 +126,7 @@ class Maker:
 
     def _phalanx(self, name, seed, *, ranks):
         given = self._given
-        on_gpu = self._has_gpu and ranks == 1
+        on_gpu = self._has_gpu
         # Ultralytics' warm-up: 3 epochs, and 100 steps at least.
         warmup = max(3 * -(-given.images // given.batch), LEAST_WARMUP)
         job = {
@@ -127,9 +139,10 @@ class Maker:
             "micro_batch_size": given.batch // ranks,
             # Ultralytics takes the statistics of BatchNorm over the images of a GPU.
             "sync_batchnorm": False,
-            "devices": {"gpus": 1} if on_gpu else {"cpu": ranks},
+            "devices": {"gpus": [0] * ranks, "backend": "gloo"} if on_gpu else {"cpu": ranks},
             "precision": "fp32",
             "fast": "off",  # what is compiled takes longer to compile than this to train
+            "cuda_graph": "on" if on_gpu and ranks == 1 else "auto",  # gloo's sums cannot be in one
             "loader": {"workers": given.workers if on_gpu else 0, "cache": "ram"},
             "optimizer": {
                 "name": "adamw",
@@ -155,9 +168,10 @@ class Maker:
         file.write_text(json.dumps(job))
 
         def figures():
-            events = read_events(self._folder / name / "events")
+            events = list(read_events(self._folder / name / "events"))
             metrics = [event.data["metrics"] for event in events if event.kind == "evaluate"][-1]
-            return {key: metrics[key] for key in ("mAP50", "mAP50-95", "precision", "recall")}
+            found = {key: metrics[key] for key in ("mAP50", "mAP50-95", "precision", "recall")}
+            return {**found, "losses": losses_by_epoch(events)}
 
         return [sys.executable, "-m", "phalanx", "train", str(file)], figures
 
@@ -181,6 +195,8 @@ class Maker:
             "project": str(self._folder),
             "name": name,
             "val": False,  # after the last epoch alone
+            # With it, adding up at places takes minutes for a step at large batches.
+            "deterministic": False,
         }
         script = HERE / "ultralytics_trainer.py"
         argv = [sys.executable, str(script), json.dumps(request), str(out)]

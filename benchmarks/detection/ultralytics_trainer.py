@@ -53,9 +53,10 @@ def main():
             return False
 
     request, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    figures = {}
+    figures, losses = {}, []
 
     def keep(trainer):
+        losses.append([round(float(value), 4) for value in trainer.tloss.values()])
         if trainer.epoch + 1 == trainer.epochs:
             figures.update(trainer.metrics)
 
@@ -64,7 +65,7 @@ def main():
     trainer.train()
     names = {"mAP50": "mAP50", "mAP50-95": "mAP50-95", "precision": "precision", "recall": "recall"}
     found = {name: float(figures[f"metrics/{key}(B)"]) for name, key in names.items()}
-    out.write_text(json.dumps(found))
+    out.write_text(json.dumps({**found, "losses": losses}))
 
 
 if __name__ == "__main__":
