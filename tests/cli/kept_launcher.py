@@ -1,0 +1,50 @@
+"""One launcher for many commands of a test: each of them would import torch anew.
+
+Its ranks and answers are forks with the environment of the command that asks, as always; only the
+folder is that of the first, so all commands of such a test run in one folder.
+"""
+
+import contextlib
+import threading
+
+from phalanx.launch import engine_child
+from phalanx.launch.compile_cache import early_variables
+from phalanx.launch.launcher import Launcher
+
+# Those that have its name by now, then where `train` asks for it.
+_MAKERS = ("verify", "bench", "evaluate", "torchrun", "launcher")
+
+
+class KeptLauncher(Launcher):
+    """Goes on when a command is done with it."""
+
+    def __exit__(self, *error):
+        if self._has_ranks or error[0] is not None:
+            self.close()
+
+
+@contextlib.contextmanager
+def kept_launcher(monkeypatch):
+    """Within it commands share a launcher; exports are made by the test's own process."""
+    from tests.fixtures.export_here import answer_here  # torch
+
+    kept = KeptLauncher()
+    # By this thread: it ends with the one that started it, and plans ask from threads of their own.
+    kept.start(early_variables())
+    one_at_a_time = threading.Lock()
+    answer_alone = engine_child._run
+
+    def answer(argv, env, said, reports):
+        verb, *files = argv[3:]
+        with one_at_a_time:
+            code = kept.ask(verb, (*files, said), env, reports.is_patient)
+        return answer_alone(argv, env, said, reports) if code is None else code
+
+    for module in _MAKERS:
+        monkeypatch.setattr(f"phalanx.launch.{module}.Launcher", lambda: kept, raising=False)
+    monkeypatch.setattr(engine_child, "_run", answer)
+    answer_here(monkeypatch)
+    try:
+        yield
+    finally:
+        kept.close()
