@@ -42,12 +42,12 @@ def _train(path):
     from safetensors.torch import load_file
     from torch import save
 
-    runs = {"steer": [STEERING], "first": ["digits", "width=64"]}
+    runs = {"steer": [STEERING, "--batch-size", "64"], "first": ["digits", "width=8"]}
     for name, words in runs.items():
-        done = run_cli("train", *words, "--cpu", "1", "--steps", "6", "--name", name)
+        done = run_cli("train", *words, "--cpu", "1", "--steps", "120", "--name", name)
         assert done.code == 0, done.out + done.err
     shutil.copytree("runs/first", "runs/second")
-    shutil.copytree("runs/first/checkpoints/checkpoint-6", "checkpoint-120")
+    shutil.copytree("runs/first/checkpoints/checkpoint-120", "checkpoint-120")
     save(load_file("checkpoint-120/model.safetensors"), "best.pt")
     assert run_cli("export", "runs/first", "--to", "onnx").code == 0
     (exported,) = Path("runs/first/exports").glob("*onnx*/model.onnx")
@@ -96,7 +96,8 @@ def test_that_serves(question, folder):
         line = stream.readline()
         assert line, said
         said += line
-    with urllib.request.urlopen(found[0], timeout=60) as answer:
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with browser.open(found[0], timeout=60) as answer:
         assert b"<html" in answer.read().lower()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

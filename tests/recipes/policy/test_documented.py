@@ -1,0 +1,52 @@
+"""Every command of README and docs for the policy recipe, with few demonstrations and short runs."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from tests.cli.command import run_cli
+from tests.cli.documented import asked, assert_as_shown
+from tests.cli.kept_launcher import kept_launcher
+from tests.recipes.policy.robots import write_libero, write_swings
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What is collected comes from commands; the rest is the reader's: cameras, LIBERO, a SigLIP."""
+    path = tmp_path_factory.mktemp("docs")
+    write_swings(path / "kitchen", episodes=2, steps=4, cameras=("wrist", "front"))
+    write_libero(path / "libero_90" / "open_the_drawer_demo.hdf5")
+    write_seer(path / "siglip")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
+        with kept_launcher(patch):
+            yield path
+
+
+def write_seer(folder):
+    """A small SigLIP as the hub has it."""
+    from transformers import SiglipConfig, SiglipModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+             "num_attention_heads": 2}  # fmt: skip
+    seen = {**sizes, "image_size": 48, "patch_size": 8}
+    config = SiglipConfig(text_config={**sizes, "vocab_size": 50}, vision_config=seen)
+    SiglipModel(config).save_pretrained(folder)
+    about = {"size": {"height": 48, "width": 48}, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("question", asked("policy"), ids=str)
+def test_a_robot(question, folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    command, words = question
+    code, out, err = run_cli(*words)
+    if "libero_90" in words and find_spec("libero") is None:
+        assert (code, "error[policy-libero]" in err) == (2, True), f"{command}\n{out}{err}"
+        return
+    assert code == 0, f"{command}\n{out}{err}"
+    assert_as_shown(command, out + err)
