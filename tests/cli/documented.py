@@ -107,7 +107,7 @@ HOMES = {
             r"^phalanx train (bev data=crossings)": r"phalanx plan \1",
             r"^phalanx train (bev preset=carla.*)": r"phalanx plan \1",
             " --gpus all": " --machine '8x A100-80'",
-            "data=/data/pdm_lite": "data=pdm_lite bev_channels=5",
+            "data=/data/pdm_lite": "data=pdm_lite bev_channels=5 bev_cells=[64,64]",
             "--cpu 2 --steps 40": "--cpu 1 --steps 2",
             r" --episodes \d+": "",
             r"^(phalanx evaluate.*)$": r"\1 --episodes 1 --max-steps 8",

@@ -5,7 +5,10 @@ folder is that of the first, so all commands of such a test run in one folder.
 """
 
 import contextlib
+import os
 import threading
+
+import pytest
 
 from phalanx.launch import engine_child
 from phalanx.launch.compile_cache import early_variables
@@ -48,3 +51,21 @@ def kept_launcher(monkeypatch):
         yield
     finally:
         kept.close()
+
+
+@contextlib.contextmanager
+def answers_here(monkeypatch):
+    """Within it the test's own process answers, which has imported a recipe's packages already."""
+    from phalanx.engine.__main__ import main
+    from tests.fixtures.export_here import answer_here
+
+    def answer(argv, env, said, reports):
+        said.touch()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in env.keys() - os.environ.keys():
+                patch.setenv(name, env[name])
+            return main(argv[3:])
+
+    monkeypatch.setattr(engine_child, "_run", answer)
+    answer_here(monkeypatch)
+    yield

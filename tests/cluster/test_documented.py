@@ -1,4 +1,4 @@
-"""Commands of README and docs for several nodes and for Slurm, on hosts and a cluster of the test's."""
+"""Commands of README and docs for several nodes and for Slurm, on hosts of the test's own."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,9 @@ from tests.cli.command import run_cli
 from tests.cli.documented import asked
 from tests.cli.reader import write_jobs, write_scripts
 from tests.cluster.commands import DEADLINE_S, Commands
-from tests.cluster.test_slurm import ask, state_of, wait_for
+from tests.cluster.test_slurm import state_of, wait_for
 
+ORDER = ("launch", "status", "logs", "watch", "requeue", "cancel")
 WAITS = "\nimport pathlib, time\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.2)\n"
 
 
@@ -43,25 +44,23 @@ def test_the_same_command_on_every_node(question, hosts, folder):
 def test_a_job_of_slurm_from_its_submission_to_its_end(slurm, folder):
     script = folder / "train.py"
     script.write_text(script.read_text() + WAITS)  # so that it is there for all that follows
-    number = None
-    order = ["launch", "status", "logs", "watch", "requeue", "cancel"]
-    questions = asked("slurm")
-    for command, words in sorted(
-        questions, key=lambda q: min(map(order.index, set(order) & set(q.words)))
-    ):
-        words = [number if word == "42" else word for word in words]
+    launch, *others = sorted(asked("slurm"), key=lambda q: ORDER.index(_verb(q)))
+    code, out, err = run_cli(*launch.words)
+    assert code == 0, f"{launch.command}\n{out}{err}"
+    number = re.search(r"job (\d+)", out)[1]
+    wait_for(lambda: "step 3/3" in _logs(Path("runs") / f"train_{number}"), number)
+    for question in others:
+        words = [number if word == "42" else word for word in question.words]
         code, out, err = run_cli(*words)
-        assert code == 0, f"{command}\n{out}{err}"
-        if "launch" in words:
-            number = re.search(r"job (\d+)", out)[1]
-            run = Path("runs") / f"train_{number}"
-            wait_for(lambda: "step 3/3" in _logs(run), number)
-        if "requeue" in words:
+        assert code == 0, f"{question.command}\n{out}{err}"
+        assert number in out, f"{question.command}\n{out}"
+        if _verb(question) == "requeue":
             wait_for(lambda: state_of(number) == "PENDING", number)
-        if "status" in words:
-            assert number in out
-    wait_for(lambda: state_of(number) not in ("PENDING", "RUNNING", "COMPLETING"), number)
-    assert state_of(number) == "CANCELLED", ask("squeue", "-t", "all")
+    wait_for(lambda: state_of(number) == "CANCELLED", number)
+
+
+def _verb(question):
+    return next(word for word in question.words if word in ORDER)
 
 
 def _logs(run):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.command import run_cli
 from tests.cli.documented import asked, assert_as_shown
-from tests.cli.kept_launcher import kept_launcher
+from tests.cli.kept_launcher import answers_here
 
 pytestmark = pytest.mark.ranks
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory, shapes, small):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
-        with kept_launcher(patch):
+        with answers_here(patch):
             yield path
 
 

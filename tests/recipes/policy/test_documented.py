@@ -1,4 +1,4 @@
-"""Every command of README and docs for the policy recipe, with few demonstrations and short runs."""
+"""Every command of README and docs for the policy recipe, on few demonstrations."""
 
 import json
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.command import run_cli
 from tests.cli.documented import asked, assert_as_shown
-from tests.cli.kept_launcher import kept_launcher
+from tests.cli.kept_launcher import answers_here
 from tests.recipes.policy.robots import write_libero, write_swings
 
 pytestmark = pytest.mark.ranks
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What is collected comes from commands; the rest is the reader's: cameras, LIBERO, a SigLIP."""
+    """What commands do not collect: pictures, HDF5 files of LIBERO, a SigLIP."""
     path = tmp_path_factory.mktemp("docs")
     write_swings(path / "kitchen", episodes=2, steps=4, cameras=("wrist", "front"))
     write_libero(path / "libero_90" / "open_the_drawer_demo.hdf5")
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
-        with kept_launcher(patch):
+        with answers_here(patch):
             yield path
 
 
