@@ -107,7 +107,7 @@ HOMES = {
             r"^phalanx train (bev data=crossings)": r"phalanx plan \1",
             r"^phalanx train (bev preset=carla.*)": r"phalanx plan \1",
             " --gpus all": " --machine '8x A100-80'",
-            "data=/data/pdm_lite": "data=pdm_lite bev_channels=5 bev_cells=[64,64]",
+            "data=/data/pdm_lite": "data=pdm_lite bev_channels=5 bev_cells=[64,64] width=32 depth=2",
             "--cpu 2 --steps 40": "--cpu 1 --steps 2",
             r" --episodes \d+": "",
             r"^(phalanx evaluate.*)$": r"\1 --episodes 1 --max-steps 8",
@@ -124,7 +124,7 @@ HOMES = {
         {
             r" --gpus [\d,]+": "",
             r"^(phalanx remote train.*)$": r"\1 --cpu 1 --steps 2",
-            r"lora preset=paper_r64": "lora preset=paper_r64 model=model data=rows.jsonl",
+            "lora preset=paper_r64": "digits",  # fine-tuned in lora's own home
         },
     ),
     "slurm": Home(

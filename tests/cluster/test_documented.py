@@ -47,7 +47,7 @@ def test_a_job_of_slurm_from_its_submission_to_its_end(slurm, folder):
     launch, *others = sorted(asked("slurm"), key=lambda q: ORDER.index(_verb(q)))
     code, out, err = run_cli(*launch.words)
     assert code == 0, f"{launch.command}\n{out}{err}"
-    number = re.search(r"job (\d+)", out)[1]
+    number = re.search(r"\d+", out)[0]
     wait_for(lambda: "step 3/3" in _logs(Path("runs") / f"train_{number}"), number)
     for question in others:
         words = [number if word == "42" else word for word in question.words]

@@ -2,10 +2,10 @@
 
 import pytest
 
+from phalanx.launch.remote.environment import write_wheel
 from tests.cli.command import run_cli
 from tests.cli.documented import asked
 from tests.cli.reader import write_jobs
-from tests.recipes.lora.models import write_model, write_rows
 from tests.remote.conftest import PYTHON
 
 SERVER = "alice@gpu.example.org"
@@ -16,8 +16,7 @@ def folder(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     (folder / "wheelhouse").mkdir(parents=True)
     write_jobs(folder)
-    write_model(folder / "model")
-    write_rows(folder / "rows.jsonl")
+    write_wheel(folder / "wheelhouse")
     monkeypatch.chdir(folder)
     return folder
 
