@@ -25,6 +25,11 @@ class KeptLauncher(Launcher):
         if self._has_ranks or error[0] is not None:
             self.close()
 
+    def _must_read_anew(self, environment):
+        self._environment.pop("PYTEST_CURRENT_TEST", None)  # another for each test
+        rest = {name: environment[name] for name in environment if name != "PYTEST_CURRENT_TEST"}
+        return super()._must_read_anew(rest)
+
 
 @contextlib.contextmanager
 def kept_launcher(monkeypatch):
