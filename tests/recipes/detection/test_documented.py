@@ -28,6 +28,8 @@ def folder(tmp_path_factory, shapes, small):
 def test_detection(question, folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     command, words = question
+    for exported in folder.glob("runs/shapes/final_model/best-*"):  # nothing is overwritten
+        shutil.rmtree(exported)
     code, out, err = run_cli(*words)
     refused = 3 if "tensorrt" in words else 0  # a Finding where there is no GPU
     assert code == refused, f"{command}\n{out}{err}"
