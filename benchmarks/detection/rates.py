@@ -105,7 +105,11 @@ def training(batch, rate, seed, data, given, folder, *, has_gpu):
         "--output", str(folder), "--name", name,
     ]  # fmt: skip
     # What is compiled takes longer to compile than this to train; a graph is quick to make.
-    words += ["--gpus", "1", "loader.workers=1", "cuda_graph=on"] if has_gpu else ["--cpu", "1", "loader.workers=0"]
+    words += (
+        ["--gpus", "1", "loader.workers=1", "cuda_graph=on"]
+        if has_gpu
+        else ["--cpu", "1", "loader.workers=0"]
+    )
 
     def figures():
         events = read_events(folder / name / "events")

@@ -26,7 +26,7 @@ LABELS = {
 TIMES = 1.3  # of Ultralytics' images a second at a batch of 64
 NO_WORSE = 0.02  # mAP50-95 that Phalanx may be behind
 GIB = 2**30
-PRESET_RATE, PRESET_BATCH = 0.002, 64  # preset large_batch, with the square root of the batch
+PRESET_RATE, PRESET_BATCH = 0.001, 16  # preset large_batch, with the square root of the batch
 # Student's t for 95 %, two-sided, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
