@@ -63,4 +63,4 @@ def test_contestants_differ_in_nothing_but_their_flags(script):
     assert (stock.pop("compile"), compiled.pop("compile")) == (False, True)
     assert stock == compiled
     assert stock["batch"] == turns["accelerate"].facts["batch"] == 256
-    assert turns["accelerate"].limit_s == 9.0
+    assert (turns["accelerate"].limit_s, turns["phalanx"].limit_s) == (9.0, None)
