@@ -50,7 +50,7 @@ def pytest_configure(config):
     # command that a test starts and then interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    # Threads of OpenMP spin while they wait for each other, and workers of pytest share the cores: a
+    # Threads of OpenMP spin while they wait for each other, and workers of pytest share cores: a
     # thread that spins keeps the one it waits for from running. Read where torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name, meaning in _FOLDERS.items():
