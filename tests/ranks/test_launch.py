@@ -104,6 +104,7 @@ def test_a_script_for_accelerate(tmp_path):
     assert slugs(run) == []
 
 
+@pytest.mark.full
 def test_a_script_with_hf_trainer(tmp_path):
     script = str(SCRIPTS / "hf_trainer.py")
     out, run = launch_in(tmp_path, script, "out")
