@@ -13,7 +13,8 @@ import statistics
 import time
 
 import torch
-from side_by_side import Table, train, usable_cores
+from origin import usable_cores
+from side_by_side import Table, train
 
 from phalanx.recipe.load import load_recipe
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from side_by_side import ROOT, Table
+from origin import ROOT
+from side_by_side import Table
 
 
 def run_suite(rows, arguments):

@@ -29,8 +29,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from origin import usable_cores
 from peers.on_a_core import PEERS, peer_turns
-from side_by_side import Table, run_child, take_turns, train, usable_cores
+from side_by_side import Table, run_child, take_turns, train
 
 from phalanx.engine.telemetry import memory_bytes
 from phalanx.recipe.load import load_recipe

@@ -10,21 +10,20 @@ Phalanx's figures come from the events of a plain `phalanx train`, never from a 
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
-from phalanx.run.events import Event, read_events
+sys.path.insert(0, str(Path(__file__).parent))
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+from origin import describe_origin
+from tables import heading, write_page
+
+from phalanx.run.events import Event, read_events
 
 
 @dataclass
@@ -97,42 +96,17 @@ def take_turns(contestants, rounds):
     return given
 
 
-def usable_cores():
-    return sorted(os.sched_getaffinity(0))
-
-
-def versions(*packages):
-    """`python 3.11.7, torch 2.13.0+cpu, ...` of what is installed."""
-    found = [f"python {platform.python_version()}"]
-    for package in ("torch", *packages):
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{package} absent")
-    return ", ".join(found)
-
-
 class Table:
     """A result as Markdown: where it comes from, then rows, each printed as it is known."""
 
     def __init__(self, name, title, columns, command, *, packages=()):
         """`columns` is the table's first line, such as `| what | us |`; figures are on the right,
         text on the left."""
-        import torch
-
         self._name = name
-        is_gpu = torch.cuda.is_available()
-        device = torch.cuda.get_device_name(0) if is_gpu else "CPU only"
-        self._kind = "gpu" if is_gpu else "cpu"
+        self._about = describe_origin(*packages) | {"command": command}
         rest = columns.strip("| ").count("|")
         self._lines = [
-            f"# {title}",
-            "",
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- machine: {device}, {len(usable_cores())} CPU cores, {platform.system()}",
-            f"- versions: {versions(*packages)}; phalanx at {commit_of_tree()}",
-            f"- command: {command}",
-            "",
+            *heading(title, [{"about": self._about}]),
             columns,
             "|---|" + "--:|" * rest,
         ]
@@ -148,20 +122,4 @@ class Table:
 
     def write(self):
         """Put it into benchmarks/results."""
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{self._name}-{self._kind}.md"
-        path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
-
-
-def commit_of_tree():
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return "an unknown commit"
-    return done.stdout.strip() or "an unknown commit"
+        write_page("\n".join(self._lines) + "\n", self._name, self._about)

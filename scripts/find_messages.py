@@ -44,9 +44,16 @@ _CODE = re.compile(
     r"|\b[A-Z][a-z]+[A-Z]\w*|\b[A-Z_]{2,}\b"
 )
 _COMMANDS = re.compile(
-    r"(phalanx|pip|export|python3?|sudo|ssh|df|ls|nvidia-smi|scontrol|sinfo|dmesg|ulimit|openssl|mv|rm|"
-    r"unset|class|recipe:|epochs:|key:|\{\{|\"|curl|apt|load\() ?"
+    r"(phalanx|pip|export|python3?|sudo|ssh|df|ls|nvidia-smi|less \+G|tail -f|scontrol|"
+    r"sinfo|dmesg|ulimit|openssl|mv|rm|unset|class|recipe:|epochs:|key:|\{\{|\"|curl|apt|load\() ?"
 )
+# One word and values that could stand in a text of somebody else, or that say nothing themselves.
+_TOO_WEAK = {
+    "the {0}", "{0} is {1}", "{0} and {1}", "{0} {1} and {2} {3}", "{0}, weight", "{0} for {1}",
+    "with `{0}`", "only `{0}`", "no `{0}`", "of [{0}]", "{0} answers", "running {0}",
+    "rank{0~} {1}", "matching {0}",
+}  # fmt: skip
+_LIKE_CODE = {"samples/s", "steps/epoch", "no CUDA", "rates: {0}"}  # and yet words
 _MOST_WAYS = 6
 # Where a text may take ways that are not followed, such as fields and loops: all that stands there.
 _LOOSE = ("planner/", "machine/", "launch/", "cli/", "diagnose/", "job/", "exporter/")
@@ -130,7 +137,7 @@ class Source:
                 template = self._template(text)
                 found |= {t for t in self._shown(template, hole) if is_prose(t, is_root=is_root)}
             todo += [(Hole(n, hole.scope), is_root) for n in _elements(hole.node)]
-        return found | self._titles() | set(self._loose())
+        return found | self._titles() | set(self._loose()) | _LIKE_CODE
 
     def _loose(self) -> Iterator[str]:
         for module in self.modules:
@@ -345,6 +352,8 @@ def is_prose(template: str, *, is_root: bool = False) -> bool:
     if _COMMANDS.match(said) and not re.search(r"[;,(] ?[a-z]+ ([a-z]+|`)", said):
         return False
     words = _PLAIN_WORD.findall(_CODE.sub(" ", said))
+    if len(words) == 1 and "{" in said and " " in said and said not in _TOO_WEAK:
+        return True
     if len(words) == 1 and " " not in said.strip("{}0123456789~:,;() "):
         return is_root
     return len(words) > 1 or (bool(words) and is_root)

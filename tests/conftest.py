@@ -20,8 +20,10 @@ import filelock
 import hypothesis
 import pytest
 
+from phalanx.launch import engine_child
 from tests.cluster.hosts import Hosts, why_not
 from tests.ranks.command import end_started
+from tests.warm import answering
 
 # How long an example takes is the machine's business: tests measure no time.
 hypothesis.settings.register_profile("phalanx", deadline=None)
@@ -48,6 +50,9 @@ def pytest_configure(config):
     # command that a test starts and then interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Threads of OpenMP spin while they wait for each other, and workers of pytest share cores: a
+    # thread that spins keeps the one it waits for from running. Read where torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name, meaning in _FOLDERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.addinivalue_line("markers", "full: another case of a slow test, in `make test-full`")
@@ -107,6 +112,13 @@ def asked_before(tmp_path_factory):
                 subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
             (folder / "phalanx" / "models").mkdir()
     return folder / "phalanx"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_answers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_child, "_run", answering(engine_child._run))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,15 @@ velocity's.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from origin import describe_origin
+from tables import heading
 
 PHALANX = [sys.executable, "-m", "phalanx"]
 FIGURES = ("collisions", "off_road", "completion", "driving_score")
@@ -70,11 +74,10 @@ def main():
     collides |= {who: mean(found, "collisions") for who, found in driven["baselines"].items()}
     metrics = split["metrics"]
     below = 1 - metrics["ade"] / metrics["constant_velocity_ade"]
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    times.append("load: " + ", ".join(f"{value:.1f}" for value in os.getloadavg()))
     asked.out.write_text(
-        f"# bev in the loop\n\n{time.strftime('%Y-%m-%d')}, {platform.processor() or 'CPU'}, "
-        f"{os.cpu_count()} cores (load {load}), Python {platform.python_version()}. "
-        f"Made by `benchmarks/bev/closed_loop.py`.\n\n"
+        "\n".join(heading("bev in the loop", [{"about": describe_origin("highway-env")}]))
+        + "\n"
         + "\n".join(f"- {line}" for line in times)
         + f"\n- ADE {metrics['ade']:.2f} m, of constant velocity "
         f"{metrics['constant_velocity_ade']:.2f} m: {100 * below:.0f} % below; within two "

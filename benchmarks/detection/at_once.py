@@ -1,18 +1,26 @@
 """Several trainings at a time on one machine, each on cores of its own: small ones leave most of a
 GPU idle, and many of them are wanted.
 
-    run_at_once([Training("phalanx-1", 0, cores=2, argv=[...], figures=read_them)], on_done=keep)
+    train_all([Training("phalanx-1", 0, cores=2, argv=[...], figures=read_them)], out=file, ...)
 
 A training is a process. What the budget leaves no time for is said, ended, and not recorded.
 """
 
+import json
 import os
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from records import append_record, read_records
+from sessions import end_session, start_session
+from ultralytics_trainer import WITHOUT_NETWORK
 
 _LOOK_S = 0.5  # how often it is looked whether one has ended
 
@@ -27,6 +35,12 @@ class Training:
     argv: list[str]
     figures: Callable[[], dict]
     log: Path
+    facts: dict = field(default_factory=dict)
+    """What its record says beside its figures."""
+
+    @property
+    def record(self):
+        return {"contestant": self.name, "seed": self.seed, **self.facts}
 
 
 @dataclass
@@ -35,6 +49,20 @@ class _Running:
     process: subprocess.Popen
     cores: list[int]
     began: float
+
+
+def train_all(trainings, *, out, about, budget_s):
+    """A line of JSON in `out` as each ends; what ended well there already is not trained again."""
+    known = [x for x in (read_records([out]) if out.exists() else []) if "error" not in x]
+    wanted = [t for t in trainings if not any(t.record.items() <= x.items() for x in known)]
+
+    def keep(training, record):
+        record = {**training.record, **record}
+        print(json.dumps(record), flush=True)
+        append_record(out, record, about)
+
+    if left := run_at_once(wanted, on_done=keep, budget_s=budget_s):
+        print(f"left out, no time: {', '.join(left)}")
 
 
 def run_at_once(trainings, *, on_done, budget_s, cores=None):
@@ -56,28 +84,21 @@ def run_at_once(trainings, *, on_done, budget_s, cores=None):
             for one in list(running):
                 if one.process.poll() is not None:
                     running.remove(one)
+                    end_session(one.process)
                     free = sorted([*free, *one.cores])
                     on_done(one.training, _record(one))
     finally:
         for one in running:
-            _end(one.process)
+            end_session(one.process)
     return [f"{t.name} {t.seed}" for t in [*(one.training for one in running), *waiting]]
 
 
 def _start(training, cores):
     # Threads that wait must not spin: cores are few.
-    env = {
-        **os.environ,
-        "OMP_WAIT_POLICY": "passive",
-        "OMP_NUM_THREADS": str(len(cores)),
-        "YOLO_OFFLINE": "true",
-        "YOLO_AUTOINSTALL": "false",
-    }
+    settings = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(len(cores))}
     argv = ["taskset", "-c", ",".join(map(str, cores)), *training.argv]
     with training.log.open("wb") as log:
-        process = subprocess.Popen(
-            argv, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = start_session(argv, env={**settings, **WITHOUT_NETWORK}, stdout=log)
     return _Running(training, process, cores, time.monotonic())
 
 
@@ -90,13 +111,3 @@ def _record(one):
     except Exception as error:
         text = one.training.log.read_text(errors="replace")[-2000:]
         return {"error": f"{type(error).__name__}: {error}; {text}", "seconds": seconds}
-
-
-def _end(process):
-    """Its whole session: ranks and loader processes too."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(5)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue

@@ -19,13 +19,11 @@ import tempfile
 from pathlib import Path
 from statistics import fmean
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from at_once import Training, run_at_once
-from run_gpu import describe_machine
-from side_by_side import versions
+from at_once import Training, train_all
+from origin import CPU_ONLY, describe_origin
 from ultralytics_trainer import AUGMENTATION
 
 from phalanx.recipes.detection.shapes import make_shapes
@@ -35,6 +33,8 @@ HERE = Path(__file__).parent
 CONTESTANTS = ("phalanx-2", "phalanx-1", "ultralytics")
 """In the order of what they take: the longest first."""
 LEAST_WARMUP = 100
+WORK = ("model", "epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
+"""The flags that say what is trained, and stand in a record."""
 
 
 def main():
@@ -54,37 +54,15 @@ def main():
     parser.add_argument("--cores", type=int, default=2, help="of each training")
     parser.add_argument("--workers", type=int, default=1, help="loader processes on a GPU, each")
     given = parser.parse_args()
-    about = describe_machine() | {
-        "versions": versions("ultralytics"),
-        "command": "python " + " ".join(sys.argv),
-    }
-    known = []
-    if given.out.exists():
-        lines = map(json.loads, given.out.read_text().splitlines())
-        known = [line for line in lines if "mAP50-95" in line]
-    shown = ("model", "epochs", "images", "test_images", "size", "batch", "lr", "close_mosaic")
-    work = {name: getattr(given, name) for name in shown}
-    done = {(line["contestant"], line["seed"]) for line in known if line["work"] == work}
-
-    def keep(training, record):
-        record = {"contestant": training.name, "seed": training.seed, "work": work, **record}
-        print(json.dumps(record), flush=True)
-        with given.out.open("a") as file:
-            file.write(json.dumps({**record, "about": about}) + "\n")
-
+    about = describe_origin("ultralytics")
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         data = make_shapes(
             Path(folder, "shapes"), train=given.images, test=given.test_images, side=given.size
         )
-        make = Maker(data, given, Path(folder), has_gpu=about["machine"] != "CPU only")
-        trainings = [
-            make.training(contestant, seed)
-            for contestant, seed in in_order(given.only, given.seeds)
-            if (contestant, seed) not in done
-        ]
-        left = run_at_once(trainings, on_done=keep, budget_s=given.budget_s)
-    if left:
-        print(f"left out, no time: {', '.join(left)}")
+        make = Maker(data, given, Path(folder), has_gpu=about["machine"] != CPU_ONLY)
+        order = in_order(given.only, given.seeds)
+        trainings = [make.training(contestant, seed) for contestant, seed in order]
+        train_all(trainings, out=given.out, about=about, budget_s=given.budget_s)
 
 
 def in_order(contestants, seeds):
@@ -122,7 +100,8 @@ class Maker:
         log = self._folder / f"{name}.log"
         # Two ranks take two cores at least, whatever the others have.
         cores = max(self._given.cores, 2 if contestant == "phalanx-2" else 1)
-        return Training(contestant, seed, cores, argv, figures, log)
+        work = {name: getattr(self._given, name) for name in WORK}
+        return Training(contestant, seed, cores, argv, figures, log, facts={"work": work})
 
     def _phalanx(self, name, seed, *, ranks):
         given = self._given

@@ -9,23 +9,22 @@ ends, `--small` is for a CPU.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from at_once import Training, run_at_once
-from run_gpu import describe_machine
-from side_by_side import versions
+from at_once import Training, train_all
+from origin import CPU_ONLY, describe_origin
 
 from phalanx.recipes.detection.shapes import make_shapes
 from phalanx.run.events import read_events
 
 RATES = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.04)
+WORK = ("epochs", "images", "test_images", "size")
+"""The flags that say what is trained, and stand in a record."""
 TIMES = 4  # the larger batch
 LARGE_RATES = (0.001, 0.002, 0.004, 0.008)
 """None, the square root and all of the larger batch, and more, for a base of 0.001."""
@@ -49,46 +48,23 @@ def main():
     if given.small:
         given.images, given.test_images, given.size, given.batch = 128, 60, 64, 16
         given.seeds, given.cores, given.large_rates = 1, 1, []
-    about = describe_machine() | {
-        "versions": versions("ultralytics"),
-        "command": "python " + " ".join(sys.argv),
-    }
-    work = {name: getattr(given, name) for name in ("epochs", "images", "test_images", "size")}
-    done = set()
-    if given.out.exists():
-        lines = map(json.loads, given.out.read_text().splitlines())
-        done = {(x["contestant"], x["seed"]) for x in lines if "rate" in x and "mAP50-95" in x}
+    about = describe_origin("ultralytics")
     asked = [
         (batch, rate, seed)
         for seed in range(given.seeds)
         for batch, rates in ((given.batch, given.rates), (TIMES * given.batch, given.large_rates))
         for rate in rates
     ]
-    known = {name_of(batch, rate): (batch, rate) for batch, rate, _ in asked}
-
-    def keep(training, record):
-        batch, rate = known[training.name]
-        record = {
-            "contestant": training.name, "batch": batch, "rate": rate, "seed": training.seed,
-            "work": work, **record,
-        }  # fmt: skip
-        print(json.dumps(record), flush=True)
-        with given.out.open("a") as file:
-            file.write(json.dumps({**record, "about": about}) + "\n")
-
     with tempfile.TemporaryDirectory(prefix="rates-") as folder:
         data = make_shapes(
             Path(folder, "shapes"), train=given.images, test=given.test_images, side=given.size
         )
-        has_gpu = about["machine"] != "CPU only"
+        has_gpu = about["machine"] != CPU_ONLY
         trainings = [
             training(batch, rate, seed, data, given, Path(folder), has_gpu=has_gpu)
             for batch, rate, seed in asked
-            if (name_of(batch, rate), seed) not in done
         ]
-        left = run_at_once(trainings, on_done=keep, budget_s=given.budget_s)
-    if left:
-        print(f"left out, no time: {', '.join(left)}")
+        train_all(trainings, out=given.out, about=about, budget_s=given.budget_s)
 
 
 def name_of(batch, rate):
@@ -105,7 +81,11 @@ def training(batch, rate, seed, data, given, folder, *, has_gpu):
         "--output", str(folder), "--name", name,
     ]  # fmt: skip
     # What is compiled takes longer to compile than this to train; a graph is quick to make.
-    words += ["--gpus", "1", "loader.workers=1", "cuda_graph=on"] if has_gpu else ["--cpu", "1", "loader.workers=0"]
+    words += (
+        ["--gpus", "1", "loader.workers=1", "cuda_graph=on"]
+        if has_gpu
+        else ["--cpu", "1", "loader.workers=0"]
+    )
 
     def figures():
         events = read_events(folder / name / "events")
@@ -113,7 +93,10 @@ def training(batch, rate, seed, data, given, folder, *, has_gpu):
         return {key: metrics[key] for key in ("mAP50", "mAP50-95")}
 
     argv = [sys.executable, "-m", "phalanx", "train", *words]
-    return Training(name_of(batch, rate), seed, given.cores, argv, figures, folder / f"{name}.log")
+    work = {name: getattr(given, name) for name in WORK}
+    facts = {"batch": batch, "rate": rate, "work": work}
+    log = folder / f"{name}.log"
+    return Training(name_of(batch, rate), seed, given.cores, argv, figures, log, facts=facts)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,25 @@ A later line of a contestant replaces an earlier one. `--write` puts the tables 
 benchmarks/results/.
 """
 
-import argparse
-import json
 import math
 import statistics
+import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parents[1] / "results"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from records import by_contestant, read_records
+from tables import (
+    PEAK_MEMORY,
+    heading,
+    rate_of,
+    report_parser,
+    show_page,
+    speed_table,
+    times,
+    what_is_missing,
+)
+
 LABELS = {
     "phalanx": "**Phalanx**, no flags",
     "phalanx-eager": "Phalanx, `--fast off`",
@@ -25,54 +37,21 @@ LABELS = {
 }
 TIMES = 1.3  # of Ultralytics' images a second at a batch of 64
 NO_WORSE = 0.02  # mAP50-95 that Phalanx may be behind
-GIB = 2**30
-PRESET_RATE, PRESET_BATCH = (
-    0.001,
-    64,
-)  # of the preset large_batch, with the square root of the batch
+PRESET_RATE, PRESET_BATCH = 0.001, 16  # preset large_batch, with the square root of the batch
 # Student's t for 95 %, two-sided, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
-def read(files):
-    return [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
-
-
 def speed_tables(records):
     """One table for each batch."""
-    works = {}
-    for record in records:
-        works.setdefault(record["batch"], {})[record["contestant"]] = record
-    for batch, found in sorted(works.items()):
-        yield f"## yolo11n, 640 pixels, batch {batch}"
-        yield ""
-        yield "| what | images/s | slowest to quickest window | peak memory |"
-        yield "|---|--:|--:|--:|"
-        measured = {name: r for name, r in found.items() if "samples_per_s" in r}
-        for name, record in sorted(measured.items(), key=lambda pair: -pair[1]["samples_per_s"]):
-            memory = record.get("memory_bytes")
-            spread = f"{record['slowest']:,.0f} to {record['quickest']:,.0f}"
-            told = f"{memory / GIB:.2f} GiB" if memory else ""
-            yield f"| {LABELS[name]} | {record['samples_per_s']:,.0f} | {spread} | {told} |"
-        yield ""
-        yield from judge_speed(batch, measured)
-        for name, record in found.items():
-            if "error" in record:
-                yield f"- {LABELS[name]} failed: {' '.join(record['error'].split())[-300:]}"
-        yield ""
-
-
-def judge_speed(batch, measured):
-    ours = measured.get("phalanx", {}).get("samples_per_s")
-    for name in ("ultralytics", "ultralytics-free", "ultralytics-compiled"):
-        theirs = measured.get(name, {}).get("samples_per_s")
-        if not ours or not theirs:
-            continue
-        asked = ""
-        if batch == 64 and name == "ultralytics":
-            judged = "reached" if ours / theirs >= TIMES else "**not reached**"
-            asked = f", asked at least {TIMES}: {judged}"
-        yield f"- times {LABELS[name]}: {ours / theirs:.2f}{asked}"
+    for batch, found in sorted(by_contestant(records, work="batch").items()):
+        title = f"yolo11n, 640 pixels, batch {batch}"
+        yield from speed_table(title, found, LABELS, unit="images/s", columns=(PEAK_MEMORY,))
+        ours = rate_of(found, "phalanx")
+        for name in ("ultralytics", "ultralytics-free", "ultralytics-compiled"):
+            asked = TIMES if batch == 64 and name == "ultralytics" else None
+            yield from times(LABELS[name], ours, rate_of(found, name), asked=asked)
+        yield from what_is_missing(found, LABELS)
 
 
 def learning_table(records):
@@ -99,7 +78,7 @@ def learning_table(records):
         if name in found and "ultralytics" in found:
             yield from judge_learning(names[name], found[name], found["ultralytics"])
     if "phalanx-2" in found and records[-1].get("about", {}).get("machine") != "CPU only":
-        yield "- two ranks ran on the CPU, with gloo; the others on the GPU"
+        yield "- the two ranks of a training shared the GPU, with gloo"
     yield ""
 
 
@@ -175,20 +154,13 @@ def judge_learning(label, ours, theirs):
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    records = read(arguments.files)
+def make_report(records):
+    """The page, and the name of its file."""
     failed = [record for record in records if "error" in record and "seed" in record]
     rated = [record for record in records if "mAP50-95" in record and "rate" in record]
     learned = [record for record in records if "mAP50-95" in record and "rate" not in record]
     speeds = [record for record in records if "batch" in record and "seed" not in record]
-    about = records[-1]["about"]
-    lines = ["# Detection beside Ultralytics' own trainer", ""]
-    lines += [f"- {key}: {value}" for key, value in about.items()]
-    lines.append("")
+    lines = heading("Detection beside Ultralytics' own trainer", records)
     if speeds:
         lines += speed_tables(speeds)
     for work in unique(record["work"] for record in learned):
@@ -198,14 +170,14 @@ def main():
     for record in failed:
         error = " ".join(record["error"].split())[-300:]
         lines.append(f"- {record['contestant']}, seed {record['seed']} failed: {error}")
-    text = "\n".join(lines).rstrip() + "\n"
-    print(text)
-    if arguments.write:
-        kind = "cpu" if about["machine"] == "CPU only" else "gpu"
-        what = "detection" if speeds else "detection-learning" if learned else "detection-rates"
-        path = RESULTS / f"{about['date'][:10]}-{what}-{kind}.md"
-        path.write_text(text)
-        print(f"wrote {path}")
+    return lines, "detection" if speeds else "detection-learning" if learned else "detection-rates"
+
+
+def main():
+    arguments = report_parser(__doc__).parse_args()
+    records = read_records(arguments.measured)
+    lines, name = make_report(records)
+    show_page(lines, name, records, arguments)
 
 
 if __name__ == "__main__":

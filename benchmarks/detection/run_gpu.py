@@ -15,22 +15,21 @@ left out. `--tiny` tries all of it on a CPU.
 - loading: Phalanx's loader processes alone
 """
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import yaml
-from phalanx_run import measure_command
-from run_gpu import describe_machine
+from origin import describe_origin
+from phalanx_run import phalanx_argv
+from turns import Turn, choose_turns, run_turns, turn_parser
+from ultralytics_trainer import WITHOUT_NETWORK
 
 # Seconds that each is expected to take on an H200.
 ORDER = (
@@ -56,7 +55,6 @@ FLAGS = {
 
 def write_data(folder, *, images, size):
     """Generated shapes as JPEG at the training size."""
-    folder = Path(folder)
     for kind in ("images", "labels"):
         for split in ("train", "val"):
             (folder / kind / split).mkdir(parents=True)
@@ -66,7 +64,6 @@ def write_data(folder, *, images, size):
     names = {0: "circle", 1: "square", 2: "triangle", 3: "cross"}
     about = {"path": str(folder), "train": "images/train", "val": "images/val", "names": names}
     (folder / "data.yaml").write_text(yaml.safe_dump(about))
-    return folder / "data.yaml"
 
 
 def _write_one(given):
@@ -83,7 +80,7 @@ def _write_one(given):
     (folder / "labels" / split / f"{number:05d}.txt").write_text("".join(lines))
 
 
-def measure(name, batch, data, arguments):
+def argv_of(name, batch, data, arguments):
     if name in FLAGS:
         words = [
             "detection", f"data={data}", "model=yolo11n", "--imgsz", str(arguments.size),
@@ -92,67 +89,44 @@ def measure(name, batch, data, arguments):
             "checkpoint.every=null", "determinism=fast", *FLAGS[name],
         ]  # fmt: skip
         words += ["--cpu", "1"] if arguments.tiny else ["--gpus", "1"]
-        given = SimpleNamespace(settle_s=arguments.settle_s, seconds=arguments.seconds)
-        return measure_command(words, given)
+        return phalanx_argv(words, arguments)
     request = {
         "contestant": name, "batch": batch, "data": str(data), "size": arguments.size,
         "workers": arguments.workers, "seconds": arguments.seconds, "tiny": arguments.tiny,
         "settle_s": arguments.settle_s,
     }  # fmt: skip
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        argv = [sys.executable, str(Path(__file__).with_name("speed.py")), json.dumps(request)]
-        done = subprocess.run(
-            [*argv, out.name], capture_output=True, text=True, timeout=arguments.limit_s,
-            env={**os.environ, "YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}, check=False,
-        )  # fmt: skip
-        text = Path(out.name).read_text()
-    if not text:
-        raise RuntimeError(
-            f"ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
-        )
-    return json.loads(text)
+    return [sys.executable, str(Path(__file__).with_name("speed.py")), json.dumps(request)]
+
+
+def plan_turns(data, arguments):
+    turns = []
+    for name, given, expected_s in ORDER:
+        batch = 4 if arguments.tiny else given
+        argv = argv_of(name, batch, data, arguments)
+        facts = {"batch": batch}
+        limit_s = None if name in FLAGS else arguments.limit_s
+        turns.append(Turn(str(given), name, expected_s, argv, limit_s=limit_s, facts=facts))
+    return choose_turns(turns, arguments.only, arguments.skip)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines are added here")
-    parser.add_argument("--budget-s", type=float, default=560, help="seconds for all of it")
-    parser.add_argument("--limit-s", type=float, default=170, help="for one of them")
-    parser.add_argument("--only", nargs="*", default=[], help="contestants, or batches")
-    parser.add_argument("--seconds", type=float, default=15.0, help="measured, each")
-    parser.add_argument("--settle-s", type=float, default=12.0, help="before")
+    parser = turn_parser(__doc__, budget_s=560, seconds=15.0, settle_s=12.0)
+    parser.add_argument("--limit-s", type=float, default=170, help="for one that is not Phalanx")
     parser.add_argument("--images", type=int, default=2048)
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.images, arguments.size, arguments.workers = 16, 64, 1
         arguments.seconds = arguments.settle_s = 1.0
     ends = time.monotonic() + arguments.budget_s
-    about = describe_machine() | {"command": "python " + " ".join(sys.argv)}
     with tempfile.TemporaryDirectory() as folder:
+        turns = plan_turns(Path(folder, "shapes", "data.yaml"), arguments)
         started = time.monotonic()
-        data = write_data(f"{folder}/shapes", images=arguments.images, size=arguments.size)
+        write_data(Path(folder, "shapes"), images=arguments.images, size=arguments.size)
         print(f"{arguments.images} images in {time.monotonic() - started:.1f} s", flush=True)
-        for name, given, expected_s in ORDER:
-            batch = 4 if arguments.tiny else given
-            if arguments.only and not {name, str(given)} & set(arguments.only):
-                continue
-            if not arguments.tiny and time.monotonic() + expected_s > ends:
-                print(f"{name} {batch}: left out, {expected_s} s are more than is left")
-                continue
-            started = time.monotonic()
-            try:
-                figures = measure(name, batch, data, arguments)
-            except (Exception, SystemExit) as error:
-                figures = {"error": str(error)[-3000:]}
-            record = {"work": f"640-{batch}", "contestant": name, "batch": batch, **figures}
-            record["took_s"] = round(time.monotonic() - started, 1)
-            rate = figures.get("samples_per_s")
-            print(name, batch, f"{rate:.0f} images/s" if rate else figures["error"], flush=True)
-            with arguments.out.open("a") as file:
-                file.write(json.dumps({**record, "about": about}) + "\n")
+        about = describe_origin("ultralytics")
+        run_turns(turns, out=arguments.out, about=about, ends=ends, env=WITHOUT_NETWORK)
 
 
 if __name__ == "__main__":

@@ -1,70 +1,29 @@
-"""One contestant of run_gpu.py that is not Phalanx: a request in JSON, its figures in a file.
+"""One contestant of run_gpu.py that is not Phalanx: a request in JSON, its figures as a last line.
 
-python benchmarks/detection/speed.py '{"contestant": "ultralytics", ...}' OUT.json
+python benchmarks/detection/speed.py '{"contestant": "ultralytics", ...}'
 """
 
 import json
-import os
-import statistics
 import sys
-import time
+import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
+from meter import Meter, tell
 
 
-class Windows:
-    """Images a second in windows of about a second, after a while of settling."""
-
-    def __init__(self, batch, *, settle_s, seconds):
-        self._batch, self._settle, self._seconds = batch, settle_s, seconds
-        self._begun = self._mark = None
-        self._since = 0
-        self.rates = []
-
-    def step(self):
-        """One step was given to the device; True when enough was measured."""
-        now = time.perf_counter()
-        self._begun = self._begun or now
-        if now - self._begun < self._settle:
-            return False
-        self._since += 1
-        if self._mark is None:
-            wait()
-            self._mark, self._since = time.perf_counter(), 0
-        elif now - self._mark >= min(1.0, self._seconds / 4):
-            wait()
-            now = time.perf_counter()
-            self.rates.append(self._batch * self._since / (now - self._mark))
-            self._mark, self._since = now, 0
-        return now - self._begun > self._settle + self._seconds and len(self.rates) > 2
-
-    def figures(self):
-        memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-        return {
-            "samples_per_s": statistics.harmonic_mean(self.rates),
-            "slowest": min(self.rates),
-            "quickest": max(self.rates),
-            "windows": len(self.rates),
-            "memory_bytes": memory,
-        }
-
-
-def wait():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def train_ultralytics(request, windows, finish):
+def train_ultralytics(request, meter):
     """Its trainer as it is; the process ends within an epoch, once enough was measured."""
     from ultralytics import YOLO
 
     model = YOLO("yolo11n.yaml")
 
     def after(trainer):
-        if windows.step():
-            finish()
+        if meter.step():
+            tell(meter.figures())
 
     model.add_callback("on_train_batch_end", after)
     name = request["contestant"]
@@ -74,7 +33,7 @@ def train_ultralytics(request, windows, finish):
         # bf16, as Phalanx has it there; fp16, its default, begins with a download.
         amp=False if request["tiny"] else "bf16",
         device="cpu" if request["tiny"] else 0, val=False, plots=False, save=False,
-        pretrained=False, close_mosaic=0, verbose=False, project=str(Path(sys.argv[2]).parent),
+        pretrained=False, close_mosaic=0, verbose=False, project=tempfile.mkdtemp(),
         deterministic=name == "ultralytics", compile=name == "ultralytics-compiled",
     )  # fmt: skip
 
@@ -85,7 +44,7 @@ def recipe_of(request):
     return load_recipe("detection", {"data": request["data"], "image_size": request["size"]})
 
 
-def compute(request, windows, finish):
+def compute(request, meter):
     """Forward, backward and AdamW on one batch that stays on the device."""
     from types import SimpleNamespace
 
@@ -116,11 +75,11 @@ def compute(request, windows, finish):
         loss.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if windows.step():
-            finish()
+        if meter.step():
+            tell(meter.figures())
 
 
-def loading(request, windows, finish):
+def loading(request, meter):
     """The recipe's data through torch's loader processes, decoded images kept in memory."""
     from torch.utils.data import DataLoader, Dataset
 
@@ -145,20 +104,21 @@ def loading(request, windows, finish):
         pin_memory=not request["tiny"],
     )  # fmt: skip
     for _ in loader:
-        if windows.step():
-            finish()
+        if meter.step():
+            tell(meter.figures())
 
 
 def main():
-    request, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    windows = Windows(request["batch"], settle_s=request["settle_s"], seconds=request["seconds"])
-
-    def finish():
-        out.write_text(json.dumps(windows.figures()))
-        os._exit(0)  # loader processes and trainers would take a while
-
+    request = json.loads(sys.argv[1])
+    meter = Meter(
+        request["batch"],
+        window=2,
+        device="cpu" if request["tiny"] else "cuda",
+        seconds=request["seconds"],
+        settle_s=request["settle_s"],
+    )
     work = {"compute": compute, "loading": loading}.get(request["contestant"], train_ultralytics)
-    work(request, windows, finish)
+    work(request, meter)
 
 
 if __name__ == "__main__":

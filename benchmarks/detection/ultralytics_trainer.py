@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+WITHOUT_NETWORK = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}
+
 AUGMENTATION = {
     "mosaic": 1.0,
     "close_mosaic": 5,
@@ -36,8 +38,7 @@ SETTINGS = {
 
 
 def main():
-    os.environ.setdefault("YOLO_OFFLINE", "true")
-    os.environ.setdefault("YOLO_AUTOINSTALL", "false")
+    os.environ.update(WITHOUT_NETWORK)
     from ultralytics.models.yolo.detect import DetectionTrainer
 
     try:

@@ -4,15 +4,15 @@ python benchmarks/lora/one_contestant.py 135m phalanx --folder FOLDER [--seconds
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
 
+from meter import Meter, tell
 from models import SIZES
 
 SETTINGS = {
@@ -20,7 +20,6 @@ SETTINGS = {
     "hf-trainer-checkpointed": {"compile": False, "checkpointing": True},
     "hf-trainer-compiled": {"compile": True, "checkpointing": False},
 }
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "tokenizers")
 
 
 def options_of(folder, size):
@@ -53,7 +52,6 @@ def measure_phalanx(size, arguments):
 
 def measure_peer(size, arguments):
     import torch
-    from meter import Meter
     from peft_trainer import train
 
     from phalanx.recipes.lora.options import LoraOptions
@@ -73,15 +71,10 @@ def measure_peer(size, arguments):
             output=output,
             **SETTINGS[arguments.contestant],
         )
-    figures = meter.figures()
-    if device == "cuda":
-        figures["memory_bytes"] = torch.cuda.max_memory_allocated()
-    return figures
+    return meter.figures()
 
 
 def main():
-    from contestant import versions_of
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", choices=SIZES)
     parser.add_argument("contestant", choices=("phalanx", *SETTINGS))
@@ -94,10 +87,7 @@ def main():
     size = SIZES[arguments.work]
     is_phalanx = arguments.contestant == "phalanx"
     figures = (measure_phalanx if is_phalanx else measure_peer)(size, arguments)
-    figures["tokens_per_s"] = figures["samples_per_s"] * size.length
-    figures["versions"] = versions_of(PACKAGES)
-    print(json.dumps(figures), flush=True)
-    os._exit(0)  # loader processes of the others may take their time
+    tell({**figures, "tokens_per_s": figures["samples_per_s"] * size.length})
 
 
 if __name__ == "__main__":

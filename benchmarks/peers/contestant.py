@@ -6,16 +6,17 @@
 """
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from meter import Meter, tell
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 
 # Every loop that is not Phalanx's: module, function, what it is called with.
 LOOPS = {
@@ -34,7 +35,19 @@ LOOPS = {
     "decode-limit-drafted": ("photo_limits", "decode_limit", {"is_drafted": True}),
     "plain-photos-compiled": ("photo_limits", "compiled_from_folder", {}),
 }
-PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch-lightning", "torchvision")
+
+# What makes a work small enough to be tried on a CPU, on Phalanx's command line.
+TINY = {
+    "gpt2": "symbols=97 length=32 width=32 heads=2 depth=2 samples=256 test_samples=8",
+    "policy": "width=32 heads=2 depth=2 of_observation=16 samples=256 test_samples=8",
+    "resnet": "width=8 depths=[1,1,1,1] image_size=64",
+}
+FURTHER = {
+    "phalanx": "",
+    "phalanx-drafted": "is_drafted=true",
+    "phalanx-second-start": "",
+    "phalanx-first-step": "logging.every=1",
+}
 
 
 def measure_loop(arguments):
@@ -42,7 +55,6 @@ def measure_loop(arguments):
     import importlib
 
     import torch
-    from meter import Meter
     from works import find_work
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,21 +77,20 @@ def measure_loop(arguments):
             gate=arguments.gate,
         )
         run(work, device, meter, **more)
-    figures = {"batch": work.batch, **meter.figures()}
-    if device == "cuda":
-        figures["memory_bytes"] = torch.cuda.max_memory_reserved()
-    return figures
+    return meter.figures()
 
 
-def versions_of(packages):
-    """Of those that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def measure_phalanx(arguments):
+    from phalanx_run import measure_command
+
+    work, name = arguments.work, arguments.contestant
+    words = [str(HERE / f"{work}.yaml"), *FURTHER[name].split()]
+    if work == "resnet":
+        words.append(f"folder={arguments.folder}")
+    if arguments.tiny:
+        words += ["--cpu", "1", "--batch-size", "4", *TINY[work].split()]
+    is_start = name in ("phalanx-second-start", "phalanx-first-step")
+    return measure_command(words, arguments, is_start=is_start)
 
 
 def main():
@@ -93,16 +104,8 @@ def main():
     parser.add_argument("--threads", type=int, help="torch's threads")
     parser.add_argument("--gate", help="folder: wait there for one's turn, once settled")
     arguments = parser.parse_args()
-    if arguments.contestant.startswith("phalanx"):
-        from phalanx_run import measure_phalanx
-
-        figures = measure_phalanx(arguments)
-    else:
-        figures = measure_loop(arguments)
-    figures["versions"] = versions_of(PACKAGES)
-    print(json.dumps(figures), flush=True)
-    sys.stdout.flush()
-    os._exit(0)  # loader processes and threads of the others may take their time
+    is_phalanx = arguments.contestant.startswith("phalanx")
+    tell((measure_phalanx if is_phalanx else measure_loop)(arguments))
 
 
 if __name__ == "__main__":

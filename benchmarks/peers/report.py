@@ -6,14 +6,28 @@ A later line of a contestant replaces an earlier one; notes that lie beside a fi
 `--write` puts the tables into benchmarks/results/, `--chart` writes docs/guide/speed.svg.
 """
 
-import argparse
-import json
+import sys
 from pathlib import Path
 
-from chart import draw_chart
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+from chart import draw_chart
+from origin import ROOT
+from records import by_contestant, read_records
+from tables import (
+    START,
+    heading,
+    rate_of,
+    report_parser,
+    show_page,
+    speed_table,
+    start_times,
+    times,
+    verdict,
+    what_is_missing,
+)
+
 CHART = ROOT / "docs" / "guide" / "speed.svg"
 
 LABELS = {
@@ -62,22 +76,6 @@ ASKED = {
 START_AT_MOST = 1.3
 
 
-def read_records(paths):
-    """{work: {contestant: record}}; one that was left out does not replace a figure."""
-    found = {}
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            works = found.setdefault(record["work"], {})
-            if not record.get("left_out") or record["contestant"] not in works:
-                works[record["contestant"]] = record
-    return found
-
-
-def rate_of(records, name):
-    return records.get(name, {}).get("samples_per_s")
-
-
 def limit_of(work, records):
     """Samples per second that nothing can exceed; None when one of them was not measured."""
     rates = [rate_of(records, name) for name in LIMITS[work]]
@@ -88,24 +86,12 @@ def best_of(records, names):
     return max((rate for name in names if (rate := rate_of(records, name))), default=None)
 
 
-def speed_table(work, records):
+def work_tables(work, records):
     limit = limit_of(work, records)
-    yield f"## {TITLES[work]}"
-    yield ""
-    yield "| what | samples/s | slowest to quickest window | of the limit | start to step 10 |"
-    yield "|---|--:|--:|--:|--:|"
-    measured = [name for name in LABELS if rate_of(records, name)]
-    for name in sorted(measured, key=lambda name: -rate_of(records, name)):
-        record = records[name]
-        share = f"{record['samples_per_s'] / limit:.2f}" if limit else ""
-        spread = f"{record['slowest']:,.0f} to {record['quickest']:,.0f}"
-        _, tenth = start_times(record)
-        start = f"{tenth:.1f} s" if tenth else ""
-        rate = f"{record['samples_per_s']:,.0f}"
-        yield f"| {LABELS[name]} | {rate} | {spread} | {share} | {start} |"
-    yield ""
+    of_limit = ("of the limit", lambda r: f"{r['samples_per_s'] / limit:.2f}" if limit else "")
+    yield from speed_table(TITLES[work], records, LABELS, columns=(of_limit, START))
     yield from judge_speed(work, records, limit)
-    yield from what_is_missing(records)
+    yield from what_is_missing(records, LABELS)
 
 
 def judge_speed(work, records, limit):
@@ -114,27 +100,11 @@ def judge_speed(work, records, limit):
     if ours is None:
         yield "Phalanx was not measured."
         return
-    of_limit, times, names, whose = ASKED[work]
+    of_limit, asked, names, whose = ASKED[work]
     if limit:
-        judged = verdict(ours / limit, of_limit)
+        judged = verdict(ours / limit >= of_limit)
         yield f"- of the limit: {ours / limit:.3f}, asked at least {of_limit}: {judged}"
-    if best := best_of(records, names):
-        judged = verdict(ours / best, times)
-        yield f"- times {whose}: {ours / best:.2f}, asked at least {times}: {judged}"
-
-
-def verdict(reached, asked):
-    return "reached" if reached >= asked else "**not reached**"
-
-
-def what_is_missing(records):
-    for name, record in records.items():
-        if record.get("left_out"):
-            yield f"- not measured, for want of time: {LABELS.get(name, name)}"
-        elif "error" in record:
-            last = record["error"].strip().splitlines()[-1][:200]
-            yield f"- failed: {LABELS.get(name, name)}: `{last}`"
-    yield ""
+    yield from times(whose, ours, best_of(records, names), asked=asked)
 
 
 def start_table(found):
@@ -159,70 +129,37 @@ def start_table(found):
                 reached.append((work, at / beside))
     yield ""
     for work, ratio in reached:
-        judged = "reached" if ratio <= START_AT_MOST else "**not reached**"
+        judged = verdict(ratio <= START_AT_MOST)
         yield f"- second start, {work}: {ratio:.2f}, asked at most {START_AT_MOST}: {judged}"
     yield ""
 
 
-def start_times(record):
-    """Seconds to step 1 and to step 10, as far as known."""
-    if "first_event_s" in record:
-        step, at = record["first_event_step"], record["first_event_s"]
-        return (at, None) if step == 1 else (None, at)
-    return record.get("first_step_s"), record.get("tenth_step_s")
-
-
-def make_report(found):
+def make_report(records):
     """The whole result file."""
-    records = [record for works in found.values() for record in works.values()]
-    about = records[-1]["about"]
-    versions = {}
-    for record in records:
-        versions |= record.get("versions", {})
-    commands = list(dict.fromkeys(record["about"]["command"] for record in records))
+    found = by_contestant(records)
     lines = [
-        "# Phalanx beside its peers, one after the other on one GPU",
-        "",
-        f"- date: {about['date']}",
-        f"- machine: {about['machine']}, {about['cores']} CPU cores",
-        f"- versions: python {about['python']}, "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f"; phalanx at {about['commit']}",
-        *(f"- command: {command}" for command in commands),
-        "",
+        *heading("Phalanx beside its peers, one after the other on one GPU", records),
         "bf16 autocast, AdamW, clipping and a schedule for all. Samples over time after settling;",
         "Phalanx's from the step events of the command named in each record, stopped by Ctrl-C.",
         "",
     ]
     for work in TITLES:
         if work in found:
-            lines += speed_table(work, found[work])
+            lines += work_tables(work, found[work])
     return [*lines, *start_table(found)]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("measured", nargs="+", type=Path)
-    parser.add_argument("--write", action="store_true", help="write to benchmarks/results")
+    parser = report_parser(__doc__)
     parser.add_argument("--chart", action="store_true", help="write docs/guide/speed.svg")
     arguments = parser.parse_args()
-    found = read_records(arguments.measured)
-    lines = [*make_report(found), *notes(arguments.measured)]
-    print("\n".join(lines))
-    about = next(record["about"] for works in found.values() for record in works.values())
-    if arguments.write:
-        kind = "cpu" if about["machine"].startswith("CPU") else "gpu"
-        path = RESULTS / f"{about['date'][:10]}-peers-{kind}.md"
-        path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    records = read_records(arguments.measured)
+    show_page(make_report(records), "peers", records, arguments)
     if arguments.chart:
-        CHART.write_text(draw_chart(panels(found), source=source_of(about)), encoding="utf-8")
-
-
-def notes(paths):
-    """What a person has to say about these measurements lies beside them."""
-    for path in paths:
-        if (beside := path.with_suffix(".md")).is_file():
-            yield from beside.read_text(encoding="utf-8").splitlines()
+        source = source_of(records[-1]["about"])
+        CHART.write_text(
+            draw_chart(panels(by_contestant(records)), source=source), encoding="utf-8"
+        )
 
 
 def source_of(about):

@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from origin import commit_of_tree
 from points import find_settings
-from side_by_side import commit_of_tree
 from traces import read_trace, trace_file
 
 from phalanx.machine import probe_machine

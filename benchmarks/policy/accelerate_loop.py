@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from accelerate import Accelerator
-from meter import Meter
+from meter import Meter, tell
 from plain import endless, lr_factor
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -75,11 +76,7 @@ def main(asked):
         average.update_parameters(own)
         if meter.step():
             break
-    figures = meter.figures()
-    figures["parameters"] = sum(p.numel() for p in model.parameters())
-    if device == "cuda":
-        figures["memory_bytes"] = torch.cuda.max_memory_reserved()
-    print(json.dumps(figures), flush=True)
+    tell({**meter.figures(), "parameters": sum(p.numel() for p in model.parameters())})
 
 
 class Samples(torch.utils.data.Dataset):

@@ -15,21 +15,19 @@ budget does not allow is left out. `--tiny` tries all of it on a CPU.
   torch.compile
 """
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from phalanx_run import measure_command
-from run_gpu import describe_machine
+from origin import describe_origin
+from phalanx_run import phalanx_argv
+from turns import Turn, choose_turns, run_turns, turn_parser
 
 from phalanx.recipes.policy.demonstrations import Episode, Task, write_demonstrations
 
@@ -64,67 +62,47 @@ def write_data(folder, *, episodes, steps):
     write_demonstrations(folder, swing(), tasks, about={"fps": 25, "source": "made up"})
 
 
-def measure(name, size, batch, data, arguments):
+def argv_of(name, work, batch, data, arguments):
+    size = "tiny" if arguments.tiny else work
     if name in FLAGS:
         words = [
             "policy", f"data={data}", f"size={size}", "text_encoder=none", "--batch-size",
             str(batch), "--steps", "100000", "evaluate.every=null", *FLAGS[name],
         ]  # fmt: skip
         words += ["--cpu", "1"] if arguments.tiny else ["--gpus", "1"]
-        given = SimpleNamespace(settle_s=arguments.settle_s, seconds=arguments.seconds)
-        return measure_command(words, given)
+        return phalanx_argv(words, arguments)
     request = {
         "data": str(data), "size": size, "batch": batch, "seconds": arguments.seconds,
         "workers": arguments.workers, "compile": name.endswith("compiled"),
     }  # fmt: skip
-    argv = [sys.executable, str(Path(__file__).with_name("accelerate_loop.py"))]
-    done = subprocess.run(
-        [*argv, json.dumps(request)], capture_output=True, text=True, timeout=arguments.limit_s,
-        check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-2500:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    script = Path(__file__).with_name("accelerate_loop.py")
+    return [sys.executable, str(script), json.dumps(request)]
+
+
+def plan_turns(data, arguments):
+    turns = []
+    for name, work, expected_s in ORDER:
+        batch = 8 if arguments.tiny else BATCHES[work]
+        argv = argv_of(name, work, batch, data, arguments)
+        limit_s = None if name in FLAGS else arguments.limit_s
+        turns.append(Turn(work, name, expected_s, argv, limit_s=limit_s, facts={"batch": batch}))
+    return choose_turns(turns, arguments.only, arguments.skip)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines are added here")
-    parser.add_argument("--budget-s", type=float, default=560, help="seconds for all of it")
-    parser.add_argument("--limit-s", type=float, default=170, help="for one of them")
-    parser.add_argument("--only", nargs="*", default=[], help="contestants, or sizes")
-    parser.add_argument("--seconds", type=float, default=15.0, help="measured, each")
-    parser.add_argument("--settle-s", type=float, default=12.0, help="before")
+    parser = turn_parser(__doc__, budget_s=560, seconds=15.0, settle_s=12.0)
+    parser.add_argument("--limit-s", type=float, default=170, help="for one that is not Phalanx")
     parser.add_argument("--workers", type=int, default=4, help="Accelerate's loader processes")
-    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.seconds = arguments.settle_s = 1.0
         arguments.workers = 1
     ends = time.monotonic() + arguments.budget_s
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
-    about = describe_machine() | {"command": "python " + " ".join(words)}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "swings")
+        turns = plan_turns(data, arguments)
         write_data(data, episodes=16 if arguments.tiny else 512, steps=128)
-        for name, asked, expected_s in ORDER:
-            if arguments.only and not {name, asked} & set(arguments.only):
-                continue
-            if not arguments.tiny and time.monotonic() + expected_s > ends:
-                print(f"{name} {asked}: left out, {expected_s} s are more than is left")
-                continue
-            size, batch = ("tiny", 8) if arguments.tiny else (asked, BATCHES[asked])
-            started = time.monotonic()
-            try:
-                figures = measure(name, size, batch, data, arguments)
-            except (Exception, SystemExit) as error:
-                figures = {"error": str(error)[-3000:]}
-            record = {"work": asked, "contestant": name, "batch": batch, **figures}
-            record["took_s"] = round(time.monotonic() - started, 1)
-            rate = figures.get("samples_per_s")
-            print(name, asked, f"{rate:,.0f} samples/s" if rate else figures["error"], flush=True)
-            with arguments.out.open("a") as file:
-                file.write(json.dumps({**record, "about": about}) + "\n")
+        run_turns(turns, out=arguments.out, about=describe_origin("accelerate"), ends=ends)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs the command line in this process: quick, with the machine of a fixture where asked."""
 
+import importlib
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
@@ -41,4 +42,6 @@ def fixture_machine(name):
 def pretend_machine(monkeypatch, name):
     """Let `plan` and `train` find the machine of a fixture instead of this one."""
     machine = fixture_machine(name)
-    monkeypatch.setattr("phalanx.launch.prepare.probe_machine", lambda *a, **k: machine)
+    # By its module: as an attribute of the package `launch` may be the function by then.
+    prepare = importlib.import_module("phalanx.launch.prepare")
+    monkeypatch.setattr(prepare, "probe_machine", lambda *a, **k: machine)

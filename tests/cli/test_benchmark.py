@@ -143,3 +143,29 @@ def test_a_recipe_may_want_to_be_driven_after_its_test_split(trained, tmp_path):
     assert answer.code == 0
     assert "loss" in answer.out
     assert "warning[benchmark-failed]" in answer.err
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_roll_outs_without_a_benchmark_are_of_the_usual_one(trained, tmp_path):
+    driven = RECIPE.replace(":Steering", ":Steered")
+    films = tmp_path / "films"
+    words = ["evaluate", str(trained.path), "--recipe", driven, "--video", str(films)]
+    answer = run_cli(*words, "--episodes", "3")
+    assert answer.code == 0, answer.err
+    assert "3 of 3" in answer.out and "metric" not in answer.out  # not the test split
+    assert len(list(films.iterdir())) == 3
+    assert "note[usual-benchmark]: run in the benchmark `marks`" in answer.err
+    said = " ".join(answer.err.split())
+    assert "--episodes, --video: for roll-outs; --benchmark was not given" in said
+    assert "default_benchmark = marks" in said
+    told = json.loads(run_cli(*words, "--json").out)
+    assert told["benchmark"] == "marks" and "after" not in told
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_a_recipe_without_a_usual_benchmark_names_those_it_has(trained, tmp_path):
+    answer = run_cli("evaluate", str(trained.path), "--video", str(tmp_path / "films"))
+    assert answer.code == 2
+    assert "error[no-benchmark]: --video: of no use without --benchmark" in answer.err
+    assert "fix: --benchmark marks" in answer.err
+    assert not (tmp_path / "films").exists()

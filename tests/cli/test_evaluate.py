@@ -139,6 +139,7 @@ def test_a_recipe_that_is_not_here_is_said_with_what_to_bring(trained, tmp_path)
 
 
 def test_options_of_a_benchmark_want_a_benchmark():
-    answer = run_cli("evaluate", "anything", "--tasks", "2", "--max-steps", "9")
+    words = ("--benchmark", "none", "--tasks", "2", "--max-steps", "9")
+    answer = run_cli("evaluate", "anything", *words)
     assert answer.code == 2
-    assert "--tasks, --max-steps mean nothing without --benchmark" in answer.err
+    assert "--tasks, --max-steps: of no use with --benchmark none" in answer.err

@@ -1,5 +1,5 @@
-"""Gloo ranks that stay up for the whole test session: starting python and importing torch
-costs seconds, joining a process group costs milliseconds.
+"""Gloo ranks that stay up for the whole test session: starting them costs seconds, joining a
+process group costs milliseconds.
 
 A test names a function as `module:function`; each rank calls it with RANK, WORLD_SIZE and a fresh
 rendezvous in the environment. The pool returns every rank's value, or raises with every rank's
@@ -8,21 +8,21 @@ traceback; a rank that does not answer in time is killed with its stacks dumped.
 
 import faulthandler
 import importlib
-import multiprocessing
 import os
 import signal
 import socket
 import time
 import traceback
 
+from tests.warm import take_environment, warm_processes
+
 _SIZE = 4
 
 
-def _serve(connection, rank):
+def _serve(connection, environment):
+    take_environment(environment)
     faulthandler.register(signal.SIGUSR2)
     import torch.distributed as dist
-
-    import phalanx.engine.worker  # noqa: F401 imported once, here
 
     connection.send("ready")
     while (request := connection.recv()) is not None:
@@ -48,12 +48,12 @@ class RankPool:
         self._start()
 
     def _start(self):
-        context = multiprocessing.get_context("spawn")
+        context = warm_processes()
         self._members = []
-        for rank in range(self._size):
+        for _ in range(self._size):
             ours, theirs = context.Pipe()
             # Not daemonic: ranks start loader processes of their own.
-            process = context.Process(target=_serve, args=(theirs, rank), daemon=False)
+            process = context.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=False)
             process.start()
             self._members.append((process, ours))
         for _, connection in self._members:

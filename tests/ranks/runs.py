@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -36,6 +37,11 @@ BASE = {
     "checkpoint": {"every": None},
     "evaluate": {"every": "4 steps"},
 }
+
+
+def full(*values, **named):
+    """A case of a test that `make test-full` alone runs: another of the same kind is always run."""
+    return pytest.param(*values, marks=pytest.mark.full, **named)
 
 
 @cache

@@ -11,6 +11,7 @@ from tests.ranks.runs import (
     FIXTURES,
     assert_same_bits,
     change_run,
+    full,
     losses,
     make_run,
     train,
@@ -18,19 +19,24 @@ from tests.ranks.runs import (
 )
 
 OPTIONS = {"batchnorm": True, "blocks": 3, "dropout": 0.0}
+RECOMPUTED = {"activation_checkpointing": "on"}
+FSDP = {"strategy": "fsdp", "ema": {"decay": 0.9}}
+ONE_SIZE = {"micro_batch_size": 5}  # of slots: code is made for each, most of the time it takes
 SGD = {"optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": 1.0}}
 
 
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        pytest.param(2, {"activation_checkpointing": "on"}, id="ddp-recomputed"),
-        pytest.param(2, {"strategy": "fsdp", "ema": {"decay": 0.9}}, id="fsdp"),
+        pytest.param(2, {**RECOMPUTED, **ONE_SIZE}, id="ddp-recomputed"),
+        pytest.param(2, {**FSDP, **ONE_SIZE}, id="fsdp"),
+        full(2, RECOMPUTED, id="ddp-recomputed-two-sizes"),
+        full(2, FSDP, id="fsdp-two-sizes"),
     ],
 )
 def test_compiled_training_is_eager_training(pool, tmp_path, ranks, changes):
     """In fp64, but for the recipe's noise in fp32, and with SGD: AdamW divides what is only
-    rounding by its own size. Slots have 2 and 3 samples."""
+    rounding by its own size."""
     runs = {}
     for word in ("off", "on"):
         changes = {**changes, "compile": word, "options": OPTIONS, "steps": 6, **SGD}
@@ -45,7 +51,8 @@ def test_compiled_training_is_eager_training(pool, tmp_path, ranks, changes):
 
 
 def test_a_compiled_run_resumes_to_the_bit(pool, tmp_path):
-    """With dropout: compiled code draws the masks of a step again."""
+    """With dropout: compiled code draws the masks of a step again. And slots of 2 and 3 samples:
+    each size has code of its own, whichever was seen first."""
     keys = {"compile": "on", "options": {**OPTIONS, "dropout": 0.2}, "steps": 6, **SGD}
     whole = train(pool, make_run(tmp_path / "whole", ranks=1, **keys), ranks=1, timeout_s=300)
     halved = make_run(tmp_path / "halved", ranks=1, stop_after="3 steps", **keys)

@@ -14,6 +14,7 @@ from tests.ranks.runs import (
     assert_same_bits,
     averages,
     change_run,
+    full,
     losses,
     make_run,
     optimizer_state,
@@ -97,7 +98,7 @@ def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
 @pytest.mark.parametrize(
     ("stage", "ranks", "options", "changes"),
     [
-        pytest.param(1, 2, {}, {"global_batch_size": 18}, id="accumulation-3"),
+        full(1, 2, {}, {"global_batch_size": 18}, id="accumulation-3"),
         pytest.param(
             *(3, 2, {}, {"global_batch_size": 18}), id="accumulation-3-cut", marks=pytest.mark.full
         ),
@@ -165,24 +166,26 @@ def state(run):
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "config"),
+    ("ranks", "stage", "precision", "config"),
     [
-        pytest.param(3, "fp32", {}, id="fp32"),
+        pytest.param(2, 3, "fp32", {}, id="fp32"),
+        full(4, 3, "fp32", {}, id="fp32-on-4"),
         # 2^18 overflows until it is 2^14; after two good steps it grows again.
         pytest.param(
-            2, "fp16", {"fp16": {"initial_scale_power": 18, "loss_scale_window": 2}}, id="fp16"
+            *(2, 2, "fp16", {"fp16": {"initial_scale_power": 18, "loss_scale_window": 2}}),
+            id="fp16",
         ),
     ],
 )
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
-    pool, tmp_path, stage, precision, config
+    pool, tmp_path, ranks, stage, precision, config
 ):
     options = {"batchnorm": True}
     changes = {"precision": precision, "config": config, "ema": EMA, "options": options}
-    unbroken = train(pool, zero(tmp_path / "unbroken", stage, ranks=4, **changes), ranks=4)
-    run = zero(tmp_path / "broken", stage, ranks=4, stop_after="5 steps", **changes)
-    train(pool, run, ranks=4)
-    train(pool, change_run(run, stop_after=None), ranks=4, attempt=1)
+    unbroken = train(pool, zero(tmp_path / "unbroken", stage, ranks=ranks, **changes), ranks=ranks)
+    run = zero(tmp_path / "broken", stage, ranks=ranks, stop_after="5 steps", **changes)
+    train(pool, run, ranks=ranks)
+    train(pool, change_run(run, stop_after=None), ranks=ranks, attempt=1)
     assert losses(run) == losses(unbroken)
     assert_same_bits(run, unbroken)
     for name, tensor in averages(unbroken).items():

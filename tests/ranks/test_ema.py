@@ -13,6 +13,7 @@ from tests.ranks.runs import (
     assert_same_bits,
     averages,
     change_run,
+    full,
     losses,
     make_run,
     train,
@@ -74,8 +75,10 @@ def metrics_of(tensors):
     return recipe.metrics({name: float(value) for name, value in sums.items()})
 
 
-@pytest.mark.parametrize("warmup", [False, True], ids=["constant", "warmup"])
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize(
+    ("ranks", "warmup"),
+    [(1, False), full(1, True), full(2, False), full(2, True), full(3, False), (3, True)],
+)
 def test_every_world_size_has_a_plain_loops_average(pool, tmp_path, ranks, warmup):
     ema = {"decay": 0.9, "warmup": warmup}
     run = make_run(tmp_path, ranks=ranks, ema=ema, options=OPTIONS)
@@ -87,7 +90,7 @@ def test_every_world_size_has_a_plain_loops_average(pool, tmp_path, ranks, warmu
         assert difference <= TOLERANCE, f"{name} is {difference} apart"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [full(1), 2])
 def test_training_itself_is_not_changed(pool, tmp_path, ranks):
     # Evaluations in the middle put the average into the model and take it out again.
     with_ema = train(pool, make_run(tmp_path / "a", ranks=ranks, **CHANGES), ranks=ranks)
@@ -102,8 +105,8 @@ def unbroken(pool, tmp_path_factory):
     return unbroken_runs(pool, tmp_path_factory, **CHANGES)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
-@pytest.mark.parametrize("stop", [1, 5, pytest.param(4, marks=pytest.mark.full), 11])
+@pytest.mark.parametrize("ranks", [full(1), 2])
+@pytest.mark.parametrize("stop", [1, full(5), full(4), full(11)])
 def test_a_resumed_average_equals_the_unbroken_one(pool, tmp_path, unbroken, ranks, stop):
     run = make_run(tmp_path, ranks=ranks, **CHANGES, stop_after=f"{stop} steps")
     train(pool, run, ranks=ranks)
@@ -125,7 +128,7 @@ def test_an_average_goes_on_on_another_number_of_ranks(pool, tmp_path, unbroken)
         assert difference <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [full(1), 2])
 def test_an_average_turned_on_at_resume_starts_from_the_loaded_weights(pool, tmp_path, ranks):
     run = make_run(tmp_path, ranks=ranks, options=OPTIONS, stop_after="11 steps")
     train(pool, run, ranks=ranks)
@@ -155,7 +158,7 @@ def test_a_changed_average_is_said(pool, tmp_path, ema, slug):
     assert (run.checkpoints / "latest" / "ema").exists() is (ema["decay"] is not None)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [full(1), 2])
 def test_evaluation_is_of_the_average_when_asked(pool, tmp_path, ranks):
     figures = {}
     for evaluate in (True, False):

@@ -8,6 +8,7 @@ from tests.ranks.runs import (
     assert_same_bits,
     averages,
     change_run,
+    full,
     losses,
     make_run,
     optimizer_state,
@@ -28,11 +29,11 @@ def fsdp(folder, *, ranks, options=OPTIONS, **changes):
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        pytest.param(2, {}, id="2"),
+        full(2, {}, id="2"),
         pytest.param(3, {}, id="3-uneven"),
-        pytest.param(4, {}, id="4"),
+        full(4, {}, id="4"),
         pytest.param(4, {"shard_ranks": 2}, id="2-replicas-of-2"),
-        pytest.param(2, {"build": "parts"}, id="built-in-parts"),
+        full(2, {"build": "parts"}, id="built-in-parts"),
         pytest.param(2, {"offload": True, "build": "parts"}, id="offload"),
         pytest.param(1, {"offload": True}, id="offload-on-one-rank"),
         pytest.param(2, {"reshard_after_forward": False}, id="gathered-through-a-step"),
@@ -47,12 +48,11 @@ def test_every_sharding_equals_a_plain_loop(pool, tmp_path, ranks, settings):
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
-        pytest.param({}, {"global_batch_size": 18}, id="accumulation-3"),
+        full({}, {"global_batch_size": 18}, id="accumulation-3"),
         pytest.param({"late_weight": True}, {}, id="late-weight"),
         # It enlarges what another order of sums does: as many threads as the plain loop has.
         pytest.param({"batchnorm": True}, {"threads": None}, id="batchnorm"),
         pytest.param({"unused": True}, {}, id="unused"),
-        pytest.param({"frozen": True}, {}, id="frozen"),
         pytest.param({"samples": 7}, {"global_batch_size": 4, "micro_batch_size": 2}, id="idle"),
     ],
 )
@@ -64,11 +64,12 @@ def test_every_kind_of_recipe_equals_a_plain_loop(pool, tmp_path, options, chang
     assert_close(run, plain_loop(options, **sizes))
 
 
-def test_what_is_frozen_costs_nothing(pool, tmp_path):
+def test_what_is_frozen_costs_nothing_and_the_rest_equals_a_plain_loop(pool, tmp_path):
     options = {**OPTIONS, "frozen": True}
     run = train(pool, fsdp(tmp_path, ranks=2, options=options, ema=EMA), ranks=2)
     assert not [name for name in optimizer_state(run) if name.startswith("layers.0.")]
     assert [name for name in optimizer_state(run) if name.startswith("blocks.0.")]
+    assert_close(run, plain_loop(options))
 
 
 def test_the_average_is_sharded_and_equals_that_of_one_rank(pool, tmp_path):
@@ -81,12 +82,13 @@ def test_the_average_is_sharded_and_equals_that_of_one_rank(pool, tmp_path):
     assert not torch.equal(averages(many)["layers.0.weight"], weights(many)["layers.0.weight"])
 
 
-def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(pool, tmp_path):
+@pytest.mark.parametrize("ranks", [2, full(4)])
+def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(pool, tmp_path, ranks):
     changes = {"ema": EMA, "options": {**OPTIONS, "batchnorm": True}}
-    unbroken = train(pool, fsdp(tmp_path / "unbroken", ranks=4, **changes), ranks=4)
-    run = fsdp(tmp_path / "broken", ranks=4, stop_after="5 steps", **changes)
-    train(pool, run, ranks=4)
-    train(pool, change_run(run, stop_after=None), ranks=4, attempt=1)
+    unbroken = train(pool, fsdp(tmp_path / "unbroken", ranks=ranks, **changes), ranks=ranks)
+    run = fsdp(tmp_path / "broken", ranks=ranks, stop_after="5 steps", **changes)
+    train(pool, run, ranks=ranks)
+    train(pool, change_run(run, stop_after=None), ranks=ranks, attempt=1)
     assert losses(run) == losses(unbroken)
     assert_same_bits(run, unbroken)
     for name, tensor in averages(unbroken).items():

@@ -104,6 +104,7 @@ def test_a_script_for_accelerate(tmp_path):
     assert slugs(run) == []
 
 
+@pytest.mark.full
 def test_a_script_with_hf_trainer(tmp_path):
     script = str(SCRIPTS / "hf_trainer.py")
     out, run = launch_in(tmp_path, script, "out")
@@ -255,3 +256,14 @@ def test_secrets_reach_the_ranks_and_stay_out_of_the_run(tmp_path):
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert not [path for path in files if b"CANARY1" in path.read_bytes()]
     assert "NCCL_DEBUG" in json.loads(run.launch_file.read_text())["passed_on"]
+
+
+def test_spent_restarts_are_said_once(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("print('step 1 loss 0.5', flush=True)\nraise SystemExit(3)\n")
+    words = ("--max-restarts", "1", "--no-tensorboard", str(script))
+    code, out, err = phalanx("launch", "--cpu", "1", *words, cwd=tmp_path)
+    assert code == 3, err + out
+    assert (out + err).count("[restarts-spent]") == 1
+    assert (out + err).count("[script-failed]") == 2  # of each attempt
+    assert slugs(latest(tmp_path)).count("restarts-spent") == 1

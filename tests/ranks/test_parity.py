@@ -12,13 +12,13 @@ from phalanx.planner.batch import BatchPlan
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.load import load_recipe
 from phalanx.run.events import read_events
-from tests.ranks.runs import BASE, RECIPE, losses, make_run, train, weights
+from tests.ranks.runs import BASE, RECIPE, full, losses, make_run, train, weights
 
 TOLERANCE = 1e-10
 
 WORLDS = [
     pytest.param(1, {}, id="single"),
-    pytest.param(2, {}, id="ddp-2"),
+    pytest.param(2, {}, id="ddp-2", marks=pytest.mark.full),  # as the last
     pytest.param(3, {}, id="ddp-3"),
     pytest.param(4, {}, id="ddp-4"),
     pytest.param(2, {"loader": {"workers": 2}}, id="ddp-2-workers"),
@@ -106,7 +106,7 @@ def test_every_world_size_equals_a_plain_loop(pool, tmp_path, ranks, changes):
     assert_close(run, plain_loop({}))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [full(1), 2, full(4)])
 def test_accumulation_equals_a_plain_loop(pool, tmp_path, ranks):
     # 12 samples in micro-batches of 3: 2 ranks add up 2 each, 4 ranks run 1 each.
     changes = {"global_batch_size": 12}
@@ -114,14 +114,14 @@ def test_accumulation_equals_a_plain_loop(pool, tmp_path, ranks):
     assert_close(run, plain_loop({}, global_batch=12))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, full(2), 3, full(4)])
 def test_weight_that_depends_on_predictions_equals_a_plain_loop(pool, tmp_path, ranks):
     options = {"late_weight": True}
     run = train(pool, make_run(tmp_path, ranks=ranks, options=options), ranks=ranks)
     assert_close(run, plain_loop(options))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, full(2), 3, full(4)])
 def test_batchnorm_buffers_equal_a_plain_loop(pool, tmp_path, ranks):
     # DDP alone would keep rank 0's running statistics.
     options = {"batchnorm": True}
@@ -129,14 +129,14 @@ def test_batchnorm_buffers_equal_a_plain_loop(pool, tmp_path, ranks):
     assert_close(run, plain_loop(options))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [full(2), 3])
 def test_unused_parameters_are_found_and_left_alone(pool, tmp_path, ranks):
     options = {"unused": True}
     run = train(pool, make_run(tmp_path, ranks=ranks, options=options), ranks=ranks)
     assert_close(run, plain_loop(options))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [full(1), full(2), 4])
 def test_ranks_without_a_micro_batch_take_part(pool, tmp_path, ranks):
     # 7 samples, batch 4: the second step of an epoch has 3 samples in 2 slots, for 4 ranks.
     changes = {"global_batch_size": 4, "micro_batch_size": 2, "options": {"samples": 7}}

@@ -23,6 +23,7 @@ from tests.ranks.runs import (
     assert_same_bits,
     averages,
     change_run,
+    full,
     losses,
     make_run,
     optimizer_state,
@@ -96,7 +97,7 @@ def assert_close(run, base, dtype=torch.float64, tolerance=TOLERANCE):
         pytest.param(1, {}, id="single"),
         pytest.param(2, {}, id="ddp"),
         pytest.param(2, {"determinism": "exact"}, id="exact"),
-        pytest.param(2, {"strategy": "fsdp"}, id="fsdp"),
+        full(2, {"strategy": "fsdp"}, id="fsdp"),
         pytest.param(3, {"strategy": "fsdp", "fsdp": {"build": "parts"}}, id="parts"),
         pytest.param(
             2, {"strategy": "fsdp", "fsdp": {"offload": True, "build": "parts"}}, id="offload"
@@ -156,7 +157,7 @@ def test_other_frozen_weights_are_refused_on_resume_and_noticed_by_init_from(poo
         pytest.param(1, "single", {}, id="single"),
         pytest.param(1, "single", {"frozen_precision": "full"}, id="full"),
         pytest.param(2, "fsdp", {}, id="fsdp"),
-        pytest.param(2, "fsdp", {"fsdp": {"build": "parts"}}, id="parts"),
+        full(2, "fsdp", {"fsdp": {"build": "parts"}}, id="parts"),
         pytest.param(2, "ddp", {"precision": "fp16"}, id="fp16-ddp"),
     ],
 )

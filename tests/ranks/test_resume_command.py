@@ -59,16 +59,12 @@ def test_resume_a_finished_run_says_so(finished):
     assert "already finished" in out
 
 
-def test_resume_with_another_seed_is_refused(finished):
-    code, _, err = phalanx("train", "--resume", "half", "--seed", "5", cwd=finished)
+def test_resume_with_another_seed_is_refused_and_with_another_rate_asks_for_consent(finished):
+    changes = ["--seed", "5", "--lr", "0.5"]
+    code, _, err = phalanx("train", "--resume", "half", *changes, cwd=finished)
     assert code == ExitCode.USAGE
     assert "error[resume-differs]: `seed` is not what it was" in err
     assert "0 then, 5 now" in err
-
-
-def test_resume_with_another_rate_asks_for_consent(finished):
-    code, _, err = phalanx("train", "--resume", "half", "--lr", "0.5", cwd=finished)
-    assert code == ExitCode.USAGE
     assert "lr: 0.001 then, 0.5 now" in err
     assert "--accept-changes" in err
 

@@ -22,10 +22,22 @@ from tests.ranks.command import (
 )
 from tests.ranks.runs import RECIPE, assert_same_bits, losses, outcomes
 
-# Slow enough to be caught in the middle: evaluation every few steps, many small steps.
-JOB = """
-recipe: {recipe}
-steps: 800
+# Waits between its steps while a file is there, so that it is caught in the middle.
+HELD = (
+    Path(RECIPE.rpartition(":")[0])
+    .read_text()
+    .replace("import os\n", "import os\nimport time\n", 1)
+    .replace(
+        "        out = model(",
+        "        if 'RANK' in os.environ and Path('held').exists():\n"
+        "            time.sleep(0.05)\n"
+        "        out = model(",
+    )
+)
+STEPS = 120
+JOB = f"""
+recipe: held.py:Parity
+steps: {STEPS}
 global_batch_size: 10
 precision: fp64
 micro_batch_size: 3
@@ -33,7 +45,7 @@ seed: 3
 logging: {{every: 5, tensorboard: false}}
 checkpoint: {{every: 20 steps}}
 evaluate: {{every: 50 steps}}
-devices: {{cpu: {ranks}}}
+devices: {{cpu: 2}}
 options: {{width: 64}}
 """
 
@@ -50,12 +62,15 @@ def unbroken(tmp_path_factory):
     return latest(folder)
 
 
-def write_job(folder, ranks=2):
-    (folder / "job.yaml").write_text(JOB.format(recipe=RECIPE, ranks=ranks))
+def write_job(folder, *, is_held=False):
+    (folder / "held.py").write_text(HELD)
+    (folder / "job.yaml").write_text(JOB)
+    if is_held:
+        (folder / "held").touch()
 
 
 def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unbroken):
-    write_job(tmp_path)
+    write_job(tmp_path, is_held=True)
     process = start("train", "job.yaml", cwd=tmp_path)
     run = wait_for_step(process, tmp_path, 30)
     process.send_signal(signal.SIGTERM)
@@ -63,8 +78,9 @@ def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unb
     assert code == ExitCode.STOPPED, err
     assert "--resume" in out
     stopped_at = outcomes(run)[-1]["step"]
-    assert stopped_at < 800, "the run was over before the signal came"
+    assert stopped_at < STEPS, "the run was over before the signal came"
     assert (run.checkpoints / f"checkpoint-{stopped_at}").is_dir()
+    (tmp_path / "held").unlink()
     code, _, err = phalanx("train", "--resume", cwd=tmp_path)
     assert code == 0, err
     assert f"continues at step {stopped_at}" in err
@@ -89,10 +105,11 @@ def test_second_interrupt_exits_130_at_once(tmp_path):
 
 
 def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, unbroken):
-    write_job(tmp_path)
+    write_job(tmp_path, is_held=True)
     process = start("train", "job.yaml", cwd=tmp_path)
-    run = wait_for_step(process, tmp_path, 60)
+    run = wait_for_step(process, tmp_path, 30)
     kill(rank_pids(run)[1])
+    (tmp_path / "held").unlink()
     code, _, err = finish(process)
     assert code == 0, err
     assert "rank 1 was killed by SIGKILL" in err
@@ -101,7 +118,7 @@ def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, un
 
 
 def test_restarts_are_bounded(tmp_path):
-    write_job(tmp_path)
+    write_job(tmp_path, is_held=True)
     process = start("train", "job.yaml", "max_restarts=0", cwd=tmp_path)
     run = wait_for_step(process, tmp_path, 20)
     kill(rank_pids(run)[0])

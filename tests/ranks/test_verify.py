@@ -21,7 +21,7 @@ from phalanx.planner.solve import solve_plan
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 from tests.cli.command import pretend_machine, run_cli
-from tests.ranks.runs import BASE, FIXTURES, RECIPE, machine, train
+from tests.ranks.runs import BASE, FIXTURES, RECIPE, full, machine, train
 
 FAULTS = f"{FIXTURES / 'recipes' / 'faults.py'}:Faults"
 STEPS = 3
@@ -95,13 +95,13 @@ def test_a_rank_that_holds_a_part_of_the_data_is_refused(pool, tmp_path):
     ("ranks", "changes"),
     [
         pytest.param(4, {"recipe": RECIPE, "loader": {"workers": 1}}, id="dropout-4-ranks"),
-        pytest.param(2, {"recipe": RECIPE, "options": {"batchnorm": True}}, id="batchnorm"),
+        full(2, {"recipe": RECIPE, "options": {"batchnorm": True}}, id="batchnorm"),
         pytest.param(
             3, {"recipe": RECIPE, "options": {"late_weight": True, "unused": True}}, id="late"
         ),
         pytest.param(2, {"recipe": RECIPE, "determinism": "exact"}, id="exact"),
         pytest.param(3, {**SHARDED, "options": {"blocks": 2, "gain": True}}, id="fsdp"),
-        pytest.param(
+        full(
             4, {**SHARDED, "fsdp": {"shard_ranks": 2}, "options": {"late_weight": True}}, id="hsdp"
         ),
         # The attribute is one of the model, and DDP wraps the loss: it is reduced all the same.

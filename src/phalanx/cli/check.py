@@ -79,13 +79,14 @@ def _host_rows(machine: Machine) -> Iterator[tuple[str, str]]:
     cpu, memory, out = machine.cpu, machine.memory, machine.output
     yield "host", f"{machine.host}: {machine.os}, {machine.architecture}, kernel {machine.kernel}"
     yield "python", machine.python_version
-    cores = f"{cpu.physical_cores or '?'} cores, {cpu.logical_cores} threads"
-    yield "cpu", f"{cpu.model}: {cores}, {cpu.usable_cores} usable"
+    cores = cpu.physical_cores or "?"
+    threads = f"{cpu.logical_cores} threads, {cpu.usable_cores} usable"
+    yield "cpu", f"{cpu.model}: {cores} cores, {threads}"
     limit = " (cgroup limit)" if memory.cgroup_limit_bytes is not None else ""
-    shm = f"; /dev/shm {_gib(machine.shm.free_bytes)} GiB free" if machine.shm else ""
+    shm = f"{_gib(machine.shm.free_bytes)} GiB free in /dev/shm" if machine.shm else ""
     available = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} GiB available"
-    yield "memory", f"{available}{limit}{shm}"
-    access = "writable" if out.writable else "not writable"
+    yield "memory", "; ".join(filter(None, (f"{available}{limit}", shm)))
+    access = "can be written to" if out.writable else "not writable"
     yield "output", f"{out.path}: {_gib(out.free_bytes)} GiB free, {access}"
     soft, hard = machine.open_files_soft, machine.open_files_hard
     yield "limits", f"{soft or 'unlimited'} open files ({hard or 'unlimited'} at most)"

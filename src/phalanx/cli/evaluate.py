@@ -86,7 +86,7 @@ def evaluate(
 
     What training recorded for the same weights is shown beside it. An ONNX file is run by
     onnxruntime on the same samples. With `--benchmark` the model acts: success by task, with its
-    95 % interval.
+    95 % interval. Options of roll-outs without it mean the recipe's usual benchmark.
 
     Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
@@ -96,7 +96,7 @@ def evaluate(
     from phalanx.launch.evaluate import evaluate_trained
 
     rollouts = Benchmark(
-        benchmark or "",
+        benchmark,
         tasks=tasks,
         episodes=episodes,
         max_steps=max_steps,
@@ -106,12 +106,10 @@ def evaluate(
         workers=workers,
     )
     run: Callable[..., Evaluated] = evaluate_trained
-    if benchmark not in (None, _NO_BENCHMARK):
+    if benchmark == _NO_BENCHMARK:
+        _refuse(rollouts.flags)
+    elif benchmark is not None or rollouts.flags:
         run = functools.partial(benchmark_trained, benchmark=rollouts)
-    else:
-        _refuse(
-            [name for name, value in vars(rollouts).items() if name != "name" and value is not None]
-        )
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
@@ -155,16 +153,15 @@ def _in_the_loop(
         return None
 
 
-def _refuse(options: list[str]) -> None:
-    """Options of a benchmark without one."""
+def _refuse(flags: str) -> None:
+    """Options of a benchmark that is not wanted."""
     from phalanx.errors import Finding, UserError
 
-    if options:
-        flags = ", ".join("--" + name.replace("_", "-") for name in options)
+    if flags:
         raise UserError(
             Finding(
                 slug="no-benchmark",
-                what=f"{flags} mean nothing without --benchmark",
+                what=f"{flags}: of no use with --benchmark none",
                 why="the test split is evaluated as a whole, once",
                 fix="--benchmark NAME; `phalanx recipes show RECIPE` lists those of a recipe",
             )

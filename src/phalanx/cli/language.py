@@ -27,6 +27,7 @@ _SENTENCE = re.compile(r"(?<=[.])\s+")
 _WEAK = 12  # letters of a template below which it could fit any English text by chance
 _PROSE = re.compile(r";|[a-z]+[ ,]+[a-z]{2,}|[(][^)]*$|^[^(]*[)]")
 _ENGLISH = re.compile(r"(?:\b[a-z]+\b[ ,]+){3,}[a-z]+")
+_JOINED = re.compile(r"; | [+] ")
 _BRACKETED = re.compile(r"([^()]+) \(([^()]+)\)")
 _SEPARATORS = (("; ", "；"), (" + ", " + "), (": ", "："), (" or ", " 或 "), (", ", "，"))
 _DEPTH = 4  # messages inside messages
@@ -149,6 +150,8 @@ class Catalogue:
             values = template.values(text)
             if values is None:
                 continue
+            if template.strength < _WEAK and any(map(_JOINED.search, values)):
+                continue  # it would take all that follows for its value
             made = {n: self._text(value, depth + 1) for n, value in enumerate(values)}
             # One that begins with a value must not take a sentence for it.
             looked_at = made.values() if template.literals[0] else values

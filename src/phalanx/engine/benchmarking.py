@@ -21,8 +21,9 @@ from phalanx.run.directory import write_atomic
 
 
 def run_benchmark(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, file, benchmark, settings, video, device}` with `{tasks,
-    baselines, media, seconds, device, findings}`; never raises for the user's mistakes."""
+    """Answer a request `{recipe, options, file, benchmark, flags, settings, video, device}` with
+    `{benchmark, tasks, baselines, media, seconds, device, findings}`; never raises for the user's
+    mistakes."""
     request = json.loads(request_file.read_text(encoding="utf-8"))
     answer: dict[str, Any] = {
         "tasks": [],
@@ -40,7 +41,12 @@ def run_benchmark(request_file: Path, result_file: Path) -> None:
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     recipe = load_recipe(request["recipe"], request["options"])
-    name = request["benchmark"]
+    name, chosen = request["benchmark"], []
+    if name is None:
+        name = recipe.default_benchmark
+        if name is None:
+            raise UserError(_none_is_usual(recipe, request["recipe"], request["flags"]))
+        chosen = [_usual(request["recipe"], name, request["flags"])]
     if name not in recipe.benchmarks:
         raise UserError(_unknown(recipe, request["recipe"], name))
     device = _device(request["device"])
@@ -57,12 +63,13 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         raise UserError(_failed(recipe, name, error)) from error
     seconds = time.perf_counter() - started
     return {
+        "benchmark": name,
         "tasks": _records(done.tasks),
         "baselines": {name: _records(tasks) for name, tasks in done.baselines.items()},
         "media": _write_media(done, request["video"]),
         "seconds": seconds,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "findings": [finding.to_json() for finding in findings],
+        "findings": [finding.to_json() for finding in [*chosen, *findings]],
     }
 
 
@@ -109,6 +116,28 @@ def _unknown(recipe: Recipe, spec: str, name: str) -> Finding:
         why=f"recipe = {spec}; {known}",
         fix=" or ".join(f"--benchmark {key}" for key in there)
         or "without --benchmark: its test split",
+    )
+
+
+def _usual(spec: str, name: str, flags: str) -> Finding:
+    return Finding(
+        slug="usual-benchmark",
+        what=f"run in the benchmark `{name}`, and not on the test split",
+        why=f"{flags}: for roll-outs; --benchmark was not given, default_benchmark = {name} of "
+        f"recipe = {spec}",
+        fix="--benchmark NAME for another; without these options: the test split first",
+        severity="note",
+    )
+
+
+def _none_is_usual(recipe: Recipe, spec: str, flags: str) -> Finding:
+    known = ", ".join(recipe.benchmarks) or "none"
+    return Finding(
+        slug="no-benchmark",
+        what=f"{flags}: of no use without --benchmark",
+        why=f"recipe = {spec} names no benchmark as its usual one; it has: {known}",
+        fix=" or ".join(f"--benchmark {key}" for key in recipe.benchmarks)
+        or "without these options: its test split",
     )
 
 

@@ -16,7 +16,7 @@ from phalanx.job.deepspeed import absorb_deepspeed
 from phalanx.job.draft import Draft
 from phalanx.job.keys import fields, known_key, text_keys, unknown_key
 from phalanx.job.origin import DEFAULT, Origin, format_value, parse_scalar, show
-from phalanx.job.presets import take_preset
+from phalanx.job.presets import FROM_BATCH, take_preset
 from phalanx.job.read import compose, read_text
 from phalanx.job.schema import Job
 
@@ -74,14 +74,17 @@ def load_job(
     source: Path | str | Mapping[str, Any], overrides: Sequence[Override | str] = ()
 ) -> LoadedJob:
     """Read a job from a file path or a mapping; raise one UserError with every problem found.
-    `preset=NAME` reads a file of that name in `presets/` beside the job file instead of it."""
+    `preset=NAME` reads a file of that name in `presets/` beside the job file instead of it,
+    as does a batch that one is for."""
     draft = Draft()
-    source, overrides = take_preset(source, overrides)
+    source, overrides, notes = take_preset(source, overrides)
     path = None if isinstance(source, Mapping) else Path(source)
     if isinstance(source, Mapping):
         draft.add((), source, Origin("python"))
     elif path is not None:
         draft.add((), compose(read_text(path), str(path)), Origin("file", str(path), 1))
+        if path.parent.name == "presets":
+            draft.forget((FROM_BATCH,))
     for given in overrides:
         try:
             override = parse_override(given) if isinstance(given, str) else given
@@ -90,9 +93,9 @@ def load_job(
             draft.add(target, _typed(".".join(target), override.value), override.origin)
         except UserError as error:
             draft.findings += error.findings
-    notes = absorb_deepspeed(draft, path)
+    notes += tuple(absorb_deepspeed(draft, path))
     job = draft.validate(str(path) if path else "the job")
-    return LoadedJob(job, draft.origins, path, tuple(notes))
+    return LoadedJob(job, draft.origins, path, notes)
 
 
 def parse_override(text: str) -> Override:

@@ -26,7 +26,8 @@ _Z = 1.959964  # of a normal distribution: 95 % lie within
 class Benchmark:
     """A closed-loop benchmark, and how it is to be run; None: its own way."""
 
-    name: str
+    name: str | None = None
+    """None: the one that the recipe names as its usual one."""
     tasks: int | None = None
     episodes: int | None = None
     max_steps: int | None = None
@@ -34,6 +35,12 @@ class Benchmark:
     video: Path | None = None
     seed: int | None = None
     workers: int | None = None
+
+    @property
+    def flags(self) -> str:
+        """What was asked of its roll-outs, as options of the command line."""
+        asked = [name for name, value in vars(self).items() if value is not None]
+        return ", ".join("--" + name.replace("_", "-") for name in asked if name != "name")
 
 
 def benchmark_trained(
@@ -60,7 +67,7 @@ def benchmark_trained(
     )
     if trained.file.suffix == ".onnx":
         raise UserError(_not_in_the_loop(trained))
-    say(f"running {benchmark.name}")
+    say(f"running {benchmark.name or 'the usual benchmark of the recipe'}")
     answer, silent_because = ask_engine(
         "benchmark",
         _question(trained, benchmark, overrides),
@@ -85,7 +92,7 @@ def benchmark_trained(
         samples=None,
         seconds=round(answer["seconds"], 6),
         where=answer["device"],
-        benchmark=benchmark.name,
+        benchmark=answer["benchmark"],
         tasks=tasks,
         baselines={
             name: [_task(record) for record in records]
@@ -134,6 +141,7 @@ def _question(
         "options": trained.job.options,
         "file": str(trained.file),
         "benchmark": benchmark.name,
+        "flags": benchmark.flags,
         "video": str(benchmark.video.absolute()) if benchmark.video is not None else None,
         "device": _device(trained, overrides),
         "settings": {
@@ -196,7 +204,7 @@ def _not_in_the_loop(trained: Trained) -> Finding:
 def _silent(benchmark: Benchmark, why: str) -> Finding:
     return Finding(
         slug="benchmark-silent",
-        what=f"the benchmark `{benchmark.name}` gave no result",
+        what=f"the benchmark `{benchmark.name or 'default_benchmark'}` gave no result",
         why=f"the process that ran it ended early: {why}",
         fix="fewer --workers, if memory is short",
     )

@@ -27,6 +27,18 @@ class Line(NamedTuple):
         return self.fixed + self.per_sample * samples
 
 
+_SAID = {
+    "weights": "weights {}",
+    "gradients": "gradients {}",
+    "optimizer": "optimizer {}",
+    "average": "average {}",
+    "gathered": "gathered {}",
+    "workspaces": "workspaces {}",
+    "inputs": "inputs {}",
+    "activations": "activations {}",
+}
+
+
 class Parts(NamedTuple):
     """Bytes on one rank."""
 
@@ -55,8 +67,8 @@ class Parts(NamedTuple):
         return self.state + self.inputs + (self.activations or 0)
 
     def __str__(self) -> str:
-        known = ((name, value) for name, value in self._asdict().items() if value)
-        return " + ".join(f"{name} {format_bytes(value)}" for name, value in known)
+        known = {name: value for name, value in self._asdict().items() if value}
+        return " + ".join(_SAID[name].format(format_bytes(known[name])) for name in known)
 
 
 @dataclass(frozen=True, kw_only=True)

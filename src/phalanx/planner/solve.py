@@ -52,7 +52,7 @@ from phalanx.planner.rungs import (
     settle_rung,
     without_each,
 )
-from phalanx.planner.speedup import speedup_interval, speedup_over
+from phalanx.planner.speedup import slower_together, speedup_interval, speedup_over
 from phalanx.planner.strategies import other_strategies
 from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
 from phalanx.planner.trace import Trace
@@ -74,6 +74,7 @@ def solve_plan(
     scaled = on_ranks(job, machine, 1)
     alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration, plan.compile)
     interval = list(speedup_interval(plan, alone))
+    findings += slower_together(plan, alone)
     return replace(plan, speedup=speedup_over(plan, alone), speedup_range=interval), findings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.errors import Finding
 from phalanx.planner.plan import Decision, Plan
 
 
@@ -27,3 +28,29 @@ def speedup_interval(plan: Plan, alone: Plan) -> tuple[float, float]:
     batch, single = plan.global_batch_size.value, alone.forecast.samples_per_s
     slow, quick = (batch / step for step in (plan.forecast.at_worst(), plan.forecast.at_best()))
     return slow / single, quick / single
+
+
+def slower_together(plan: Plan, alone: Plan) -> list[Finding]:
+    """GPUs that are slower together than one of them, whatever is uncertain about it. Ranks on a
+    CPU are for trying what several do."""
+    together, single = plan.forecast, alone.forecast
+    _, at_best = speedup_interval(plan, alone)
+    if plan.device.value != "cuda" or together is None or single is None or at_best >= 1:
+        return []
+    bound = {
+        "device": "the device computes",
+        "host": "the host starts operators one by one, which a CUDA graph on one GPU spares it",
+        "communication": "gradients are exchanged",
+        "data": "the loader fetches samples",
+    }[together.bottleneck]
+    is_compiling_left = together.bottleneck == "host" and plan.compile.value == "off"
+    return [
+        Finding(
+            slug="slower-together",
+            what=f"{plan.ranks.value} ranks are predicted to be slower than one",
+            why=f"{together.samples_per_s:,.0f} samples/s on {plan.ranks.value}, "
+            f"{single.samples_per_s:,.0f} on one; most of a step {bound}",
+            fix="--gpus 1" + (", or compile=on" if is_compiling_left else ""),
+            severity="warning",
+        )
+    ]

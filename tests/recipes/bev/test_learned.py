@@ -162,15 +162,18 @@ def test_it_goes_on_in_the_middle_of_an_epoch_to_the_bit(pool, experts, tmp_path
     )
 
 
+@pytest.fixture(scope="module")
+def one(pool, experts, tmp_path_factory):
+    run = bev(tmp_path_factory.mktemp("one"), experts, ranks=1, precision="fp64", steps=4)
+    return train(pool, run, ranks=1)
+
+
 @pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp"}], ids=["ddp", "fsdp"])
-def test_two_ranks_train_what_one_does(pool, experts, tmp_path, changes):
-    runs = []
-    for ranks in (1, 2):
-        given = {**changes} if ranks > 1 else {}
-        run = bev(tmp_path / str(ranks), experts, ranks=ranks, precision="fp64", steps=4, **given)
-        runs.append(train(pool, run, ranks=ranks))
-    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-9)
-    first, second = (events_of(run, "evaluate")[-1]["metrics"] for run in runs)
+def test_two_ranks_train_what_one_does(pool, experts, one, tmp_path, changes):
+    run = bev(tmp_path, experts, ranks=2, precision="fp64", steps=4, **changes)
+    train(pool, run, ranks=2)
+    assert losses(one) == pytest.approx(losses(run), rel=1e-9)
+    first, second = (events_of(run, "evaluate")[-1]["metrics"] for run in (one, run))
     assert first == pytest.approx(second, rel=1e-6)
 
 

@@ -8,21 +8,24 @@ import phalanx
 from phalanx.run.events import read_events
 from tests.ranks.command import latest
 from tests.ranks.command import phalanx as run_phalanx
+from tests.ranks.runs import full
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 HELD_OUT = Path(phalanx.__file__).parent / "recipes" / "lora" / "skill_test.jsonl"
 
 
-def test_held_out_orders_are_written_exactly_after_a_few_steps(tmp_path):
-    """A shorter run than the default's: 24 steps of 8 rows instead of 60 of 16, and every third of
-    the held-out rows."""
-    rows = HELD_OUT.read_text(encoding="utf-8").splitlines()[::3]
+@pytest.mark.parametrize(("batch", "held_out", "given"), [(4, 6, ["pad_to=8"]), full(8, 3, [])])
+def test_held_out_orders_are_written_exactly_after_a_few_steps(tmp_path, batch, held_out, given):
+    """A shorter run than the default's: 24 steps of 4 rows instead of 60 of 16, without columns
+    that only fill up, and every sixth of the held-out rows."""
+    rows = HELD_OUT.read_text(encoding="utf-8").splitlines()[::held_out]
     (tmp_path / "held_out.jsonl").write_text("\n".join(rows), encoding="utf-8")
     shipped = HELD_OUT.with_name("skill.jsonl")
     code, _, err = run_phalanx(
-        *("train", "lora", "--cpu", "1", "--batch-size", "8", "--steps", "24"),
+        *("train", "lora", "--cpu", "1", "--batch-size", str(batch), "--steps", "24"),
         *(f"data={shipped}", "test_data=held_out.jsonl", "completions=2", "max_new_tokens=16"),
+        *given,
         cwd=tmp_path,
         timeout_s=850,
     )

@@ -115,6 +115,7 @@ def test_the_checkpoints_of_the_guide(tmp_path):
     assert len(losses(run)) == 120
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 def test_verify_finds_one_rank_and_two_alike(model, rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

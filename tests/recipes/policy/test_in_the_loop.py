@@ -125,6 +125,7 @@ def test_a_short_training_is_far_above_no_training(trained, tmp_path):
     assert event.data["weights"] == "average"
 
 
+@pytest.mark.usefixtures("ask_here")
 def test_a_film_shows_the_whole_episode_and_lies_in_the_run(trained, tmp_path):
     import imageio_ffmpeg
 

@@ -119,3 +119,14 @@ def test_axis_and_angle_of_a_quaternion():
     np.testing.assert_allclose(axis_angle(np.array([0.0, 0, 0, 1])), 0)
     half = np.sqrt(0.5)
     np.testing.assert_allclose(axis_angle(np.array([half, 0, 0, half])), [np.pi / 2, 0, 0])
+
+
+@pytest.mark.parametrize(("world", "steps_per_s"), [("metaworld", 80), ("libero_90", 20)])
+def test_a_film_runs_as_fast_as_its_world(monkeypatch, world, steps_per_s):
+    from phalanx.recipes.policy import rolling
+
+    shown = []
+    monkeypatch.setattr(rolling, "encode_film", lambda frames, *, fps: shown.append(fps) or b"")
+    roll = rolling.Roll(world, "reach", 0, 0, 0, 100, 8, (), 0, True)
+    rolling._film(roll, rolling.Rolled(True, 9, [np.zeros((2, 2, 3), np.uint8)]))
+    assert shown == [steps_per_s / rolling._EVERY]

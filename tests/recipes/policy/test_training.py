@@ -128,6 +128,7 @@ def test_what_is_sampled_comes_nearer_to_the_demonstrations(trained):
     assert after["loss"] < 0.75 * before["loss"]
 
 
+@pytest.mark.full
 def test_verify_finds_one_and_two_ranks_the_same(swings):
     answer = run_cli(
         "verify", "policy", f"data={swings}", "text_encoder=none", "chunk=4", "--steps", "4",

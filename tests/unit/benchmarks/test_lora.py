@@ -22,7 +22,7 @@ def _beside():
 
 
 def _line(work, contestant, rate=None, **more):
-    figures = {"tokens_per_s": rate, "slowest": rate, "quickest": rate} if rate else {}
+    figures = {"samples_per_s": rate, "slowest": rate, "quickest": rate} if rate else {}
     return json.dumps({"work": work, "contestant": contestant, "about": ABOUT, **figures, **more})
 
 
@@ -50,7 +50,7 @@ def test_report_judges_each_figure_that_is_asked_for(tmp_path):
     file.write_text("\n".join(lines))
     report = _report()
     small, large = "\n".join(report.make_report(report.read_records([file]))).split("## ")[1:]
-    assert "times HF Trainer + peft: 3.33, asked at least 3.0: reached" in small
+    assert "times HF Trainer + peft: 3.33, asked at least 3: reached" in small
     assert "equal checkpointing: 0.50 of it, asked at most 1: reached" in small
     assert "9.40 GiB, -6.0 % of the peak, asked within 5 %: **not reached**" in small
     assert "did not get to measure, ended after 100 s: HF Trainer + peft, torch_compile" in small

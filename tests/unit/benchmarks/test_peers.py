@@ -53,8 +53,8 @@ def test_report_judges_against_the_limit_and_the_best_stock_peer(tmp_path):
     ]
     file = tmp_path / "peers.jsonl"
     file.write_text("\n".join(lines))
-    found = report.read_records([file])
-    text = "\n".join(report.make_report(found))
+    records = report.read_records([file])
+    text = "\n".join(report.make_report(records))
     assert "of the limit: 0.970, asked at least 0.97: reached" in text
     assert "the best stock peer: 2.42, asked at least 2.5: **not reached**" in text
     assert (
@@ -63,7 +63,8 @@ def test_report_judges_against_the_limit_and_the_best_stock_peer(tmp_path):
     assert "second start, gpt2: 1.30, asked at most 1.3: reached" in text
     assert "failed: Lightning: `ValueError: no <such> thing`" in text
     assert "| HF Trainer | 40 |" in text  # a turn left out later does not hide it
-    drawn = ElementTree.fromstring(draw_chart(report.panels(found), source="a & b"))  # noqa: S314
+    panels = report.panels(report.by_contestant(records))
+    drawn = ElementTree.fromstring(draw_chart(panels, source="a & b"))  # noqa: S314
     bars = drawn.findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 5 + 3
     assert max(float(bar.get("width")) for bar in bars) == 400

@@ -47,3 +47,36 @@ def test_a_job_without_a_file_has_no_presets():
     with pytest.raises(UserError) as caught:
         load_job({"recipe": "digits", "epochs": 1}, ["preset=paper"])
     assert [finding.slug for finding in caught.value.findings] == ["preset-without-file"]
+
+
+@pytest.fixture
+def job_with_a_large_batch(job_file):
+    large = "# Many GPUs.\nrecipe: digits\nfrom_batch: 64\nepochs: 5\nglobal_batch_size: 64\n"
+    (job_file.parent / "presets" / "large.yaml").write_text(large)
+    return job_file
+
+
+@pytest.mark.parametrize(
+    "given", ["global_batch_size=128", Override("global_batch_size", "64", "--batch-size")]
+)
+def test_a_preset_for_large_batches_is_taken_by_itself_and_said(job_with_a_large_batch, given):
+    loaded = load_job(job_with_a_large_batch, [given])
+    assert loaded.job.epochs == 5
+    (note,) = loaded.findings
+    assert (note.slug, note.severity) == ("preset-taken", "note")
+    assert "`large`" in note.what and "64 or more" in note.why and "preset=none" in note.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs"),
+    [
+        ([], 1),
+        (["global_batch_size=63"], 1),
+        (["preset=none", "global_batch_size=64"], 1),
+        (["preset=paper", "global_batch_size=64"], 7),
+        (["preset=large"], 5),
+    ],
+)
+def test_it_is_not_taken_for_others_or_against_a_word(job_with_a_large_batch, given, epochs):
+    loaded = load_job(job_with_a_large_batch, given)
+    assert (loaded.job.epochs, loaded.findings) == (epochs, ())

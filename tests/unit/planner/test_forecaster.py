@@ -170,3 +170,18 @@ def test_state_in_host_memory_costs_copies_and_an_update_there(plan_on):
     )
     assert far.device_s < near.device_s, "the update is the CPU's"
     assert far.spread > near.spread, "a guess"
+
+
+@pytest.mark.parametrize(("bottleneck", "is_slower"), [("host", True), ("device", False)])
+def test_gpus_that_are_slower_together_than_one_are_said(
+    make_job, make_trace, bottleneck, is_slower
+):
+    trace = make_trace(**{**LARGE, **CASES[bottleneck]})
+    job = make_job(global_batch_size=64, compile="off", steps=10_000)
+    plan, findings = solve_plan(job, parse_machine("2x H100"), trace)
+    found = [finding for finding in findings if finding.slug == "slower-together"]
+    assert bool(found) == is_slower == (plan.speedup.value < 1)
+    for finding in found:
+        rate = f"{plan.forecast.samples_per_s:,.0f} samples/s on 2"
+        assert finding.severity == "warning" and rate in finding.why
+        assert finding.fix == "--gpus 1, or compile=on"

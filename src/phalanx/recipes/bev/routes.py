@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,19 +188,46 @@ def plans(route: Route, frames_per_s: float) -> np.ndarray:
     return found
 
 
+_AGAIN = "record them again, or remove these frames with their BEV"
+_SAID: dict[Kind, Finding] = {
+    "measurement": Finding(
+        slug="bev-measurement",
+        what="files of measurements that cannot be used: {count}",
+        why="",
+        fix=_AGAIN,
+    ),
+    "not finite": Finding(
+        slug="bev-not-finite",
+        what="files with numbers that are not finite: {count}",
+        why="",
+        fix=_AGAIN,
+    ),
+    "missing": Finding(
+        slug="bev-missing",
+        what="frames without a BEV: {count}",
+        why="",
+        fix="remove their measurements, or draw their BEV",
+    ),
+    "shape": Finding(
+        slug="bev-shape",
+        what="BEV files that are not what the model takes: {count}",
+        why="",
+        fix="bev_channels=, bev_cells= and bev_kind= as the files are, or draw them again",
+    ),
+}
+
+
 def as_findings(problems: list[Problem], folder: Path) -> list[Finding]:
     """One Finding of each kind, with the first files and their frames."""
     kinds: dict[Kind, list[Problem]] = {}
     for problem in problems:
         kinds.setdefault(problem.kind, []).append(problem)
-    makers = {
-        "measurement": _unusable,
-        "not finite": _not_finite,
-        "missing": _missing,
-        "shape": _misshapen,
-    }
     return [
-        makers[kind](len(several), f"options.data = {folder}; {_name(several, folder)}")
+        replace(
+            _SAID[kind],
+            what=_SAID[kind].what.format(count=len(several)),
+            why=f"options.data = {folder}; {_name(several, folder)}",
+        )
         for kind, several in kinds.items()
     ]
 
@@ -212,39 +239,3 @@ def _name(several: list[Problem], folder: Path) -> str:
     ]
     more = f"; and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
     return "; ".join(named) + more
-
-
-def _unusable(count: int, where: str) -> Finding:
-    return Finding(
-        slug="bev-measurement",
-        what=f"files of measurements that cannot be used: {count}",
-        why=where,
-        fix="record them again, or remove these frames with their BEV",
-    )
-
-
-def _not_finite(count: int, where: str) -> Finding:
-    return Finding(
-        slug="bev-not-finite",
-        what=f"files with numbers that are not finite: {count}",
-        why=where,
-        fix="record them again, or remove these frames with their BEV",
-    )
-
-
-def _missing(count: int, where: str) -> Finding:
-    return Finding(
-        slug="bev-missing",
-        what=f"frames without a BEV: {count}",
-        why=where,
-        fix="remove their measurements, or draw their BEV",
-    )
-
-
-def _misshapen(count: int, where: str) -> Finding:
-    return Finding(
-        slug="bev-shape",
-        what=f"BEV files that are not what the model takes: {count}",
-        why=where,
-        fix="bev_channels=, bev_cells= and bev_kind= as the files are, or draw them again",
-    )

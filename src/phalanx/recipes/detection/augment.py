@@ -2,8 +2,9 @@
 
 choose tiles (one image, or four) -> place and scale them -> blend with another -> colours -> flips
 
-Without rotation, shear and perspective each tile goes straight to its place in the result: the
-canvas of four times the size, which is filled only to be shrunk and cropped, is never made.
+Without rotation, shear and perspective only the part of the canvas that is seen is put together,
+and scaled by `resize`: a third of what `warpAffine` takes of a core (0.8 and 2.3 ms at 640 pixels),
+and as exact, because the place is drawn so that it begins at a whole pixel of the canvas.
 """
 
 from __future__ import annotations
@@ -76,13 +77,16 @@ class Augmenter:
         is_mosaic = is_open and rng.random() < self._options.mosaic
         tiles, width, height = self._mosaic(index, rng) if is_mosaic else self._alone(index)
         matrix, scale = self._draw_matrix(rng, width, height)
+        is_straight = matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0
+        if is_straight:
+            matrix, left, top = _from_whole_pixels(matrix)
         rows = np.concatenate([_moved(tile) for tile in tiles])
         if is_mosaic:
             rows[:, 1:] = rows[:, 1:].clip(0, 2 * self._size)
             rows = rows[(rows[:, 3] > rows[:, 1]) & (rows[:, 4] > rows[:, 2])]
         rows = _transform(rows, matrix, scale, self._size)
-        if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
-            return _place_straight(tiles, matrix, self._size), rows
+        if is_straight:
+            return _place_straight(tiles, left, top, scale, self._size), rows
         return _place_by_canvas(tiles, matrix, width, height, self._size), rows
 
     def _alone(self, index: int) -> tuple[list[Tile], int, int]:
@@ -137,27 +141,32 @@ def _moved(tile: Tile) -> np.ndarray:
     return tile.loaded.rows + np.array([0, tile.x, tile.y, tile.x, tile.y], np.float32)
 
 
-def _place_straight(tiles: list[Tile], matrix: np.ndarray, size: int) -> np.ndarray:
-    """Each tile scaled into its place. A pixel belongs to the tile that its centre falls on."""
-    result = np.full((size, size, 3), GREY, np.uint8)
-    (a, _, tx), (_, b, ty), _ = matrix.tolist()
+def _from_whole_pixels(matrix: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """The matrix moved by half a pixel of the canvas at most, and the pixel of the canvas where the
+    result begins. `resize` goes by the edges of pixels, not by their centres:
+    result + 0.5 = scale (place - begin + 0.5)."""
+    moved, begins = matrix.copy(), []
+    for axis in (0, 1):
+        scale, shift = matrix[axis, axis], matrix[axis, 2]
+        begin = round(0.5 - (shift + 0.5) / scale)
+        moved[axis, 2] = scale * (0.5 - begin) - 0.5
+        begins.append(begin)
+    return moved, begins[0], begins[1]
+
+
+def _place_straight(tiles: list[Tile], left: int, top: int, scale: float, size: int) -> np.ndarray:
+    """What is seen of the canvas from (left, top) on, scaled."""
+    side = math.ceil(size / scale)
+    seen = np.full((side, side, 3), GREY, np.uint8)
     for tile in tiles:
-        left, right = (_edge(a * (v - 0.5) + tx, size) for v in (tile.left, tile.right))
-        top, bottom = (_edge(b * (v - 0.5) + ty, size) for v in (tile.top, tile.bottom))
-        if left >= right or top >= bottom:
-            continue
-        seen = tile.loaded.image[
-            tile.top - tile.y : tile.bottom - tile.y, tile.left - tile.x : tile.right - tile.x
-        ]
-        local = np.array([[a, 0, a * tile.left + tx - left], [0, b, b * tile.top + ty - top]])
-        result[top:bottom, left:right] = cv2.warpAffine(
-            seen, local, (right - left, bottom - top), borderMode=cv2.BORDER_REPLICATE
-        )
-    return result
-
-
-def _edge(place: float, size: int) -> int:
-    return min(max(math.ceil(place), 0), size)
+        x, right = max(tile.left, left), min(tile.right, left + side)
+        y, bottom = max(tile.top, top), min(tile.bottom, top + side)
+        if x < right and y < bottom:
+            seen[y - top : bottom - top, x - left : right - left] = tile.loaded.image[
+                y - tile.y : bottom - tile.y, x - tile.x : right - tile.x
+            ]
+    # By factors: with the size of the result the scale would be a rounded one.
+    return np.asarray(cv2.resize(seen, None, fx=scale, fy=scale))[:size, :size]
 
 
 def _place_by_canvas(

@@ -24,6 +24,7 @@ from phalanx.recipes.policy.demonstrations import (
     some,
     write_demonstrations,
 )
+from phalanx.recipes.policy.libero_suite import FPS as LIBERO_FPS  # robosuite's too
 from phalanx.recipes.policy.options import PolicyOptions
 
 SUFFIXES = (".hdf5", ".h5")
@@ -32,7 +33,6 @@ _STATES = (
     ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"),  # robomimic, low_dim
     ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos"),
 )
-_FPS = 20  # of LIBERO and robosuite
 
 
 def hdf5_files(path: Path) -> list[Path]:
@@ -53,7 +53,7 @@ def converted(files: Sequence[Path], options: PolicyOptions) -> Path:
     library = _h5py(files[0])
     reader = _Reader(library, files, options)
     tasks = reader.look()
-    about = {"fps": _FPS, "source": "hdf5", "files": [str(file) for file in files]}
+    about = {"fps": LIBERO_FPS, "source": "hdf5", "files": [str(file) for file in files]}
     write_demonstrations(folder, reader.episodes(), tasks, about=about)
     return folder
 

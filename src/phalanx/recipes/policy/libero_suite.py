@@ -19,6 +19,9 @@ SUITES = {
     "libero_10": "LIBERO: 10 long tasks.",
     "libero_90": "LIBERO: 90 short tasks.",
 }
+# Control steps in a second: `control_freq=20` of ControlEnv, which OffScreenRenderEnv is one of
+# (github.com/Lifelong-Robot-Learning/LIBERO, libero/libero/envs/env_wrapper.py).
+FPS = 20
 _SETTLE = 10  # steps without a move: things fall into place after a reset
 _CAMERAS = {"agentview_rgb": "agentview", "eye_in_hand_rgb": "robot0_eye_in_hand"}
 """Names in LIBERO's data, and in its simulator."""

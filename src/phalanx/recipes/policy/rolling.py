@@ -24,6 +24,7 @@ from phalanx.recipe import (
     report,
     roll_out,
 )
+from phalanx.recipes.policy.libero_suite import FPS as LIBERO_FPS
 from phalanx.recipes.policy.libero_suite import LiberoArm
 from phalanx.recipes.policy.network import PolicyNetwork
 from phalanx.recipes.policy.options import PolicyOptions
@@ -239,7 +240,8 @@ class Answering:
 def _film(roll: Roll, one: Rolled) -> Media:
     ending = f"done after {one.steps} steps" if one.is_success else "not done"
     caption = f"{roll.task}, episode {roll.number}: {ending}"
-    content = encode_film(one.frames, fps=FPS / _EVERY)
+    fps = FPS if roll.world == "metaworld" else LIBERO_FPS
+    content = encode_film(one.frames, fps=fps / _EVERY)
     return Media(f"{roll.task}-{roll.number}", ".mp4", content, caption)
 
 

@@ -1,9 +1,12 @@
 """A plain `phalanx train JOB`, watched through its events and ended by Ctrl-C after a while.
 
+    python benchmarks/phalanx_run.py --seconds 15 --settle-s 12 -- policy size=6m --gpus 1
+
 The job is as long as a real one, so that what is chosen for it is what a user's job gets; nothing
 but the place of its files is said on the command line.
 """
 
+import argparse
 import json
 import signal
 import statistics
@@ -13,34 +16,17 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from origin import ROOT
+
 from phalanx.run.events import read_events
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
-# What makes a work small enough to be tried on a CPU, on the command line.
-TINY = {
-    "gpt2": "symbols=97 length=32 width=32 heads=2 depth=2 samples=256 test_samples=8",
-    "policy": "width=32 heads=2 depth=2 of_observation=16 samples=256 test_samples=8",
-    "resnet": "width=8 depths=[1,1,1,1] image_size=64",
-}
-FURTHER = {
-    "phalanx": "",
-    "phalanx-drafted": "is_drafted=true",
-    "phalanx-second-start": "",
-    "phalanx-first-step": "logging.every=1",
-}
-
-
-def measure_phalanx(arguments):
-    work, name = arguments.work, arguments.contestant
-    is_start = name in ("phalanx-second-start", "phalanx-first-step")
-    words = [str(HERE / f"{work}.yaml"), *FURTHER[name].split()]
-    if work == "resnet":
-        words.append(f"folder={arguments.folder}")
-    if arguments.tiny:
-        words += ["--cpu", "1", "--batch-size", "4", *TINY[work].split()]
-    return measure_command(words, arguments, is_start=is_start)
+def phalanx_argv(words, arguments):
+    """The command of this file, for a contestant's turn."""
+    times = ["--seconds", str(arguments.seconds), "--settle-s", str(arguments.settle_s)]
+    return [sys.executable, str(Path(__file__)), *times, "--", *words]
 
 
 def measure_command(words, arguments, *, is_start=False):
@@ -144,3 +130,16 @@ def _plan(runs):
                 if isinstance(decision, dict) and "value" in decision
             }
     return {}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="+", help="what `phalanx train` is given")
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured, after settling")
+    parser.add_argument("--settle-s", type=float, default=15.0, help="not measured")
+    arguments = parser.parse_args()
+    print(json.dumps(measure_command(arguments.words, arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
