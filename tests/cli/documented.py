@@ -57,6 +57,7 @@ HOMES = {
             r"^phalanx train detection( data.*)?$": r"phalanx plan detection\1",
             r" --gpus all": " --machine '8x A100-80'",
             "model=yolo11n.pt": "model=small.yaml",
+            "=320,480,640,800": "=320,640",
             r"(plan|estimate|train) detection(?!.* model=)": r"\1 detection model=small.yaml",
             r"(plan|estimate|train) detection(?!.* data=)": r"\1 detection data=configs/data.yaml",
             r"--cpu 2 --epochs 2": "--cpu 1 --steps 2 conf=0.25 --name shapes",
