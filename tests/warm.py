@@ -49,7 +49,7 @@ def answering(run):
 
 def _trace(words, environment, folder, said):
     for descriptor, path in ((1, os.devnull), (2, said)):
-        file = os.open(path, os.O_WRONLY)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
     take_environment(environment)
