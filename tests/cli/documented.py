@@ -212,6 +212,13 @@ def commands(page):
         yield from _command(name, line)
 
 
+def mentions(page):
+    """Commands that a page speaks of within its text."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for said in re.findall(r"`(phalanx [^`]+)`", text):
+        yield Command(page.relative_to(ROOT).as_posix(), tuple(shlex.split(said)))
+
+
 def _command(page, line, shown=()):
     if "phalanx " not in line:
         return

@@ -18,11 +18,13 @@ from tests.cli.command import run_cli
 from tests.cli.documented import (
     ALL,
     HOMES,
+    PAGES,
     ROOT,
     as_run,
     asked,
     assert_as_shown,
     home_of,
+    mentions,
 )
 from tests.cli.kept_launcher import kept_launcher
 from tests.cli.reader import write_boxes, write_jobs
@@ -88,6 +90,21 @@ def test_every_command_of_a_page_parses_as_it_is_written(page):
                 parse(words)
             except Exception as error:  # whatever typer raises
                 raise AssertionError(f"{command}: {error}") from error
+
+
+def test_what_a_text_speaks_of_is_there():
+    """Commands and options that are named, with or without what they need besides."""
+    spoken = [command for page in PAGES for command in mentions(page)]
+    assert len(spoken) > 200, "the search is wrong"
+    for command in spoken:
+        words = ["2" if word == "N" else word for word in command.words[1:]]
+        if words == ["--install-completion"]:
+            continue  # tests/cli/test_completion.py
+        try:
+            parse(words)
+        except Exception as error:  # whatever typer raises, of a click of its own
+            is_left_out = type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError")
+            assert is_left_out, f"{command}: {error}"
 
 
 @pytest.fixture(scope="module")
