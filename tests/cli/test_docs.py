@@ -74,8 +74,9 @@ def parse(words):
     context = command.make_context("phalanx", list(words))
     while hasattr(command, "commands"):
         rest = [*context._protected_args, *context.args]
-        if not rest or rest[0] not in command.commands:
+        if not rest:
             return
+        assert rest[0] in command.commands, f"there is no command {rest[0]}"
         command = command.commands[rest[0]]
         context = command.make_context(rest[0], rest[1:], parent=context)
 
