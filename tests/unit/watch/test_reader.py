@@ -47,6 +47,7 @@ def test_follows_what_is_appended_and_waits_for_whole_lines(tmp_path):
         b"[" * 100_000 + b"\n",
         b'{"v":1,"t":1e999,"kind":"attempt","writer":"supervisor","ranks":"many"}\n',
     ],
+    ids=range(9),  # one of them is 100,000 characters long
 )
 def test_damaged_lines_are_counted_and_passed_over(tmp_path, line):
     made = whole_run(tmp_path)
