@@ -1,12 +1,14 @@
 """What a training image costs a core: Phalanx's data beside Ultralytics' own, mosaic on, decoded
 images in memory, one thread; milliseconds of processor time, measured in turns.
 
-    .venv-detection/bin/python benchmarks/detection/loading.py [--size 640] [--turns 12]
+    .venv-detection/bin/python benchmarks/detection/loading.py [--size 640] [--rounds 12] [--write]
 """
 
 import argparse
+import itertools
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +16,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from side_by_side import Table, take_turns
 
 from phalanx.recipe import Epoch
 from phalanx.recipe.load import load_recipe
@@ -26,12 +32,9 @@ def phalanx_batches(data, size):
     split = load_recipe("detection", {"data": str(data), "image_size": size}).data("train")
     images = [split.load(index) for index in range(len(split))]
     split.load = images.__getitem__
-
-    def fetch(number):
+    for number in itertools.count():
         ids = np.arange(BATCH) + BATCH * number
-        return split.__getitems__(ids % len(split), ids, Epoch(0, 99))
-
-    return fetch
+        yield split.__getitems__(ids % len(split), ids, Epoch(0, 99))
 
 
 def ultralytics_batches(data, size):
@@ -45,37 +48,42 @@ def ultralytics_batches(data, size):
     split = build_yolo_dataset(
         get_cfg(DEFAULT_CFG, settings), about["train"], BATCH, about, mode="train", stride=32
     )
+    for number in itertools.count():
+        yield split.collate_fn([split[(BATCH * number + i) % len(split)] for i in range(BATCH)])
 
-    def fetch(number):
-        return split.collate_fn([split[(BATCH * number + i) % len(split)] for i in range(BATCH)])
 
-    return fetch
+def milliseconds(batches):
+    begun = time.process_time()
+    next(batches)
+    return (time.process_time() - begun) / BATCH * 1e3
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=640)
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--write", action="store_true", help="write to benchmarks/results")
     given = parser.parse_args()
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         data = make_shapes(Path(folder, "shapes"), train=64, test=1, side=given.size)
+        ours, theirs = phalanx_batches(data, given.size), ultralytics_batches(data, given.size)
+        next(ours), next(theirs)  # what is made once
         contestants = {
-            "Phalanx": phalanx_batches(data, given.size),
-            "Ultralytics": ultralytics_batches(data, given.size),
+            "**Phalanx**": lambda: milliseconds(ours),
+            "Ultralytics' data set": lambda: milliseconds(theirs),
         }
-        taken = {name: [] for name in contestants}
-        for turn in range(given.turns + 1):
-            for name, fetch in contestants.items():
-                begun = time.process_time()
-                fetch(turn)
-                taken[name].append((time.process_time() - begun) / BATCH * 1e3)
-    for name, (_, *each) in taken.items():  # the first turn makes what is made once
-        print(
-            f"{name}: {statistics.median(each):.2f} ms an image at {given.size} pixels, "
-            f"{min(each):.2f} to {max(each):.2f}"
-        )
+        turns = take_turns(contestants, given.rounds)
+    table = Table(
+        "detection-loading", "What a training image costs a core, beside Ultralytics' data",
+        f"| {given.size} pixels, mosaic, decoded images in memory | milliseconds of a core |",
+        "python benchmarks/detection/loading.py", packages=("ultralytics", "opencv-python"),
+    )  # fmt: skip
+    for name, each in turns.items():
+        table.add(name, f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})")
+    if given.write:
+        table.write()
 
 
 if __name__ == "__main__":

@@ -80,6 +80,39 @@ def learning_table(records):
     if "phalanx-2" in found and records[-1].get("about", {}).get("machine") != "CPU only":
         yield "- the two ranks of a training shared the GPU, with gloo"
     yield ""
+    seeds = sorted({record["seed"] for record in records})
+    yield f"| mAP50-95 of seed | {' | '.join(map(str, seeds))} |"
+    yield "|---|" + "--:|" * len(seeds)
+    for name, label in names.items():
+        if name in found:
+            known = (found[name].get(seed) for seed in seeds)
+            cells = (f"{record['mAP50-95']:.3f}" if record else "" for record in known)
+            yield f"| {label} | {' | '.join(cells)} |"
+    yield ""
+    yield from losses_table(names, found)
+
+
+def losses_table(names, found):
+    """Training losses, mean of the seeds, at some epochs."""
+    kept = {
+        name: [record["losses"] for record in seeds.values() if "losses" in record]
+        for name, seeds in found.items()
+    }
+    shown = [name for name in names if kept.get(name)]
+    if not shown:
+        return
+    last = min(len(losses) for name in shown for losses in kept[name])
+    yield f"| box, cls and dfl of epoch | {' | '.join(names[name] for name in shown)} |"
+    yield "|---|" + "--:|" * len(shown)
+    for epoch in sorted({1, 5, last // 4, last // 2, 3 * last // 4, last} - {0}):
+        if epoch > last:
+            continue
+        cells = []
+        for name in shown:
+            parts = zip(*(losses[epoch - 1] for losses in kept[name]), strict=True)
+            cells.append(", ".join(f"{statistics.mean(part):.3f}" for part in parts))
+        yield f"| {epoch} | {' | '.join(cells)} |"
+    yield ""
 
 
 def rates_table(records):

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.cli.command import run_cli
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "README.zh-CN.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -285,6 +287,13 @@ def label(line):
 def assert_as_shown(command, output):
     for line in command.shown:
         assert label(line) in output, f"`{line}` is no longer in the output of {command}"
+
+
+def assert_runs(question, *, exit_code=0):
+    """Run a command as its home does; it ends well and says what the page shows."""
+    code, out, err = run_cli(*question.words)
+    assert code == exit_code, f"{question.command}\n{out}{err}"
+    assert_as_shown(question.command, out + err)
 
 
 if __name__ == "__main__":

@@ -74,3 +74,14 @@ def answers_here(monkeypatch):
     monkeypatch.setattr(engine_child, "_run", answer)
     answer_here(monkeypatch)
     yield
+
+
+@contextlib.contextmanager
+def answers_in(folder):
+    """Within it commands run in this folder, with a cache of their own there, and are answered by
+    the test's own process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with answers_here(patch):
+            yield folder

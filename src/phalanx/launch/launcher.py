@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from phalanx.launch.rank_environment import SHORT_SPIN
+from phalanx.launch.rank_environment import waiting_threads
 from phalanx.run.channel import Channel
 
 # Read after the ranks were forked, or set in them by hand (engine/forked.py), so they may differ
@@ -76,7 +76,7 @@ class Launcher:
         command's, as far as it is known; the command's own settings win. Once begun, it goes on."""
         if self._process is not None:
             return
-        environment = {**SHORT_SPIN, **early, **os.environ}
+        environment = {**waiting_threads(), **early, **os.environ}
         # One thread while it imports: nothing else runs when it forks. Ranks set their own number.
         environment.setdefault("OMP_NUM_THREADS", "1")
         ours, theirs = socket.socketpair()

@@ -11,12 +11,17 @@ from phalanx.machine.network import Setting
 from phalanx.planner.plan import Plan
 from phalanx.run.directory import RunDirectory
 
-SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
+_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """Threads of OpenMP spin while they wait for each other, 300,000 rounds by libgomp's own choice
 (gcc.gnu.org/onlinedocs/libgomp, GOMP_SPINCOUNT). Where other processes want the cores too, the
 thread that is waited for does not get one meanwhile. 10,000 rounds cost nothing on idle cores, and
 are up to 6 times as fast on busy ones; 1,000 cost a tenth on idle ones
 (benchmarks/results/2026-11-16-waiting-threads-cpu.md). Read where torch is loaded."""
+
+
+def waiting_threads() -> dict[str, str]:
+    """How threads wait, unless the user says how: GOMP_SPINCOUNT would win over OMP_WAIT_POLICY."""
+    return {} if "OMP_WAIT_POLICY" in os.environ else _SHORT_SPIN
 
 
 def rank_environment(
@@ -31,7 +36,7 @@ def rank_environment(
     }
     defaults = {
         "OMP_NUM_THREADS": str(plan.threads.value),
-        **SHORT_SPIN,
+        **waiting_threads(),
         **sockets,
         **compile_cache_variables(run),
         **plan.worker_env,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from phalanx.errors import Finding
-from phalanx.launch.rank_environment import SHORT_SPIN
+from phalanx.launch.rank_environment import waiting_threads
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
@@ -105,7 +105,7 @@ def default_variables(cores: int, ranks: int) -> dict[str, str]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
-        **SHORT_SPIN,
+        **waiting_threads(),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         # One node: gloo and NCCL need no network.
         "GLOO_SOCKET_IFNAME": loopback,

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.cli.command import run_cli
-from tests.cli.documented import asked, assert_as_shown
-from tests.cli.kept_launcher import answers_here
+from tests.cli.documented import asked, assert_runs
+from tests.cli.kept_launcher import answers_in
 from tests.recipes.bev.recorded_routes import write_routes
 
 pytestmark = pytest.mark.ranks
@@ -14,17 +13,11 @@ pytestmark = pytest.mark.ranks
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("docs")
     write_routes(path / "pdm_lite")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
-        with answers_here(patch):
-            yield path
+    with answers_in(path):
+        yield path
 
 
 @pytest.mark.parametrize("question", asked("bev"), ids=str)
 def test_a_planner(question, folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    command, words = question
-    code, out, err = run_cli(*words)
-    assert code == 0, f"{command}\n{out}{err}"
-    assert_as_shown(command, out + err)
+    assert_runs(question)

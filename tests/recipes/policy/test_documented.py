@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 
 from tests.cli.command import run_cli
-from tests.cli.documented import asked, assert_as_shown
-from tests.cli.kept_launcher import answers_here
+from tests.cli.documented import asked, assert_runs
+from tests.cli.kept_launcher import answers_in
 from tests.recipes.policy.robots import write_libero, write_swings
 
 pytestmark = pytest.mark.ranks
@@ -20,11 +20,8 @@ def folder(tmp_path_factory):
     write_swings(path / "kitchen", episodes=2, steps=4, cameras=("wrist", "front"))
     write_libero(path / "libero_90" / "open_the_drawer_demo.hdf5")
     write_seer(path / "siglip")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
-        with answers_here(patch):
-            yield path
+    with answers_in(path):
+        yield path
 
 
 def write_seer(folder):
@@ -43,10 +40,9 @@ def write_seer(folder):
 @pytest.mark.parametrize("question", asked("policy"), ids=str)
 def test_a_robot(question, folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    command, words = question
-    code, out, err = run_cli(*words)
-    if "libero_90" in words and find_spec("libero") is None:
-        assert (code, "error[policy-libero]" in err) == (2, True), f"{command}\n{out}{err}"
+    if "libero_90" in question.words and find_spec("libero") is None:
+        code, out, err = run_cli(*question.words)
+        said = f"{question.command}\n{out}{err}"
+        assert (code, "error[policy-libero]" in err) == (2, True), said
         return
-    assert code == 0, f"{command}\n{out}{err}"
-    assert_as_shown(command, out + err)
+    assert_runs(question)

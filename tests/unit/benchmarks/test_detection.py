@@ -151,3 +151,14 @@ def test_a_budget_ends_what_runs_and_says_what_is_missing(at_once, tmp_path):
     assert left == ["endless 0", "late 0"]
     assert heard["good"]["x"] == 1
     assert "ended with 1" in heard["bad"]["error"] and "no such thing" in heard["bad"]["error"]
+
+
+def test_the_losses_of_some_epochs_stand_side_by_side(report):
+    records = [
+        {"contestant": name, "seed": seed, "work": WORK, "mAP50-95": 0.4, "mAP50": 0.6,
+         "losses": [[start + seed, 1.0, 1.0]] * 8}
+        for name, start in (("phalanx-1", 1.0), ("ultralytics", 3.0)) for seed in (0, 1)
+    ]  # fmt: skip
+    text = "\n".join(report.learning_table(records))
+    assert "| mAP50-95 of seed | 0 | 1 |" in text
+    assert "| 8 | 1.500, 1.000, 1.000 | 3.500, 1.000, 1.000 |" in text
