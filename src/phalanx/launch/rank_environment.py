@@ -15,7 +15,7 @@ _SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """Threads of OpenMP spin while they wait for each other, 300,000 rounds by libgomp's own choice
 (gcc.gnu.org/onlinedocs/libgomp, GOMP_SPINCOUNT). Where other processes want the cores too, the
 thread that is waited for does not get one meanwhile. 10,000 rounds cost nothing on idle cores, and
-are up to 6 times as fast on busy ones; 1,000 cost a tenth on idle ones
+are 2 to 9 times as fast on busy ones; 1,000 cost 6 % on idle ones
 (benchmarks/results/2026-11-16-waiting-threads-cpu.md). Read where torch is loaded."""
 
 
