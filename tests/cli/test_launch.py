@@ -50,7 +50,7 @@ def test_everything_wrong_is_said_at_once(script):
     assert not Path("runs").exists(), "nothing is created"
 
 
-@pytest.mark.parametrize("name", ["../other", "/tmp/other", "a/b", ".."])
+@pytest.mark.parametrize("name", ["../other", "/other", "a/b", ".."])
 def test_a_run_is_not_made_outside_of_its_folder(script, name):
     answer = run_cli("launch", "--cpu", "1", "--output", "runs", "--name", name, script)
     assert answer.code == 2
