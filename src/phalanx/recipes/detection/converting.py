@@ -31,7 +31,7 @@ from phalanx.recipe import Finding, UserError, find_inside, link_or_copy, rename
 
 FORMATS = ("voc", "coco")
 RENAMED_FILE = "renamed.csv"
-_NAMED = 5  # places that are said
+_NAMED, _LONGEST_TOLD = 5, 400  # places that are said, and letters of each
 _LONGEST = 200  # bytes of a name that folders are part of; file systems take 255
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OSError)  # what a broken entry raises
 
@@ -133,7 +133,7 @@ def _read_voc(folder: Path, images: Path, problems: _Problems) -> tuple[list[Ann
             name = (root.findtext("filename") or "").strip()
             path = _find_voc_image(images, file.relative_to(folder).parent, name, file.stem)
             if path is None or not _is_inside(images, str(path.relative_to(images))):
-                problems.outside.append(f"{name or file.stem!r} in {file}")
+                problems.outside.append(f"{file}: {name or file.stem!r}")
                 continue
             own = str(file.relative_to(folder).with_suffix(path.suffix))
             one = _voc_image(root, path.resolve(), own)
@@ -201,7 +201,7 @@ def _read_coco(file: Path, images: Path, problems: _Problems) -> tuple[list[Anno
         try:
             name = str(entry["file_name"])
             if not _is_inside(images, name):
-                problems.outside.append(f"{name!r} in {file}")
+                problems.outside.append(f"{file}: {name!r}")
             elif entry["id"] in made:
                 raise ValueError(f"`{name}` has the id of `{made[entry['id']].name}`")
             else:
@@ -315,7 +315,9 @@ def _whole(out: Path) -> Iterator[Path]:
 
 def _told(faults: list[str]) -> str:
     more = len(faults) - _NAMED
-    return "; ".join(faults[:_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+    return "; ".join(fault[:_LONGEST_TOLD] for fault in faults[:_NAMED]) + (
+        f"; and {more:,} more" if more > 0 else ""
+    )
 
 
 def _left_out(faults: list[str]) -> Finding:
