@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +161,21 @@ def test_roll_outs_without_a_benchmark_are_of_the_usual_one(trained, tmp_path):
     assert "default_benchmark = marks" in said
     told = json.loads(run_cli(*words, "--json").out)
     assert told["benchmark"] == "marks" and "after" not in told
+
+
+@pytest.mark.usefixtures("ask_here")
+def test_films_take_the_place_of_nothing(trained, tmp_path):
+    films = tmp_path / "films"
+    words = ["evaluate", str(trained.path), "--benchmark", "marks", "--video", str(films), "--json"]
+    first = json.loads(run_cli(*words, "--episodes", "3").out)["media"]
+    before = {path: path.read_bytes() for path in films.iterdir()}
+    assert set(map(str, before)) == set(first)
+    second = json.loads(run_cli(*words, "--episodes", "3", "--seed", "9").out)["media"]
+    assert not set(first) & set(second)
+    assert {path: path.read_bytes() for path in before} == before
+    kept = [event.data for event in read_events(trained.events) if event.kind == "media"]
+    told = {event["file"]: (trained.path / event["file"]).read_bytes() for event in kept}
+    assert {Path(path).read_bytes() for path in (*first, *second)} <= set(told.values())
 
 
 @pytest.mark.usefixtures("ask_here")

@@ -88,6 +88,31 @@ def test_a_form_of_the_recipe_a_step_and_the_raw_weights(run, tmp_path, ask_here
     assert_same(load_file(tmp_path / "out" / "own.safetensors"), doubled)
 
 
+def test_what_appears_at_the_place_meanwhile_is_left_alone(run, tmp_path, ask_here, monkeypatch):
+    from phalanx.exporter import forms
+
+    out, write = tmp_path / "out", forms._write
+
+    def write_slowly(*given):
+        write(*given)
+        out.mkdir()
+        (out / "mine").write_text("mine")
+
+    monkeypatch.setattr(forms, "_write", write_slowly)
+    assert slugs_of(lambda: export_trained(str(run.path), out=out)) == ["folder-exists"]
+    assert [path.name for path in out.iterdir()] == ["mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "out"]
+
+
+def test_a_link_to_an_empty_folder_stays_a_link(run, tmp_path, ask_here):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    export_trained(str(run.path), out=tmp_path / "out")
+    assert (tmp_path / "out").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "first", "out"]
+
+
 def test_what_is_not_there_is_said_with_what_is(run, ask_here):
     answer = run_cli("export", str(run.path), "--to", "doubles")
     assert answer.code == 2

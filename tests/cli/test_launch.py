@@ -50,6 +50,14 @@ def test_everything_wrong_is_said_at_once(script):
     assert not Path("runs").exists(), "nothing is created"
 
 
+@pytest.mark.parametrize("name", ["../other", "/other", "a/b", ".."])
+def test_a_run_is_not_made_outside_of_its_folder(script, name):
+    answer = run_cli("launch", "--cpu", "1", "--output", "runs", "--name", name, script)
+    assert answer.code == 2
+    assert "error[run-name]" in answer.err and name in answer.err
+    assert sorted(p.name for p in Path().iterdir()) == ["train.py"]
+
+
 def test_an_accelerate_file_maps_over(script, tmp_path):
     file = tmp_path / "accelerate_config.yaml"
     file.write_text(

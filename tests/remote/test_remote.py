@@ -14,6 +14,7 @@ from phalanx.errors import ExitCode
 from phalanx.job import load_job
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from phalanx.run.lock import lock_run
 from phalanx.watch.mirror import mirrored
 from tests.cli.command import run_cli
 from tests.ranks.runs import assert_same_bits, losses, outcomes
@@ -167,6 +168,13 @@ def test_a_dropped_line_attach_and_pull_give_what_a_local_run_gives(user, folder
     assert load_job(pulled.job_file).job.recipe == f"{folder}/waiting.py:Waiting"
     assert not files_with(SECRET, tmp_path, user.server.folder)
     assert not list(tmp_path.rglob("pwned"))
+
+    assert run_cli("remote", "pull", "lab", "first").code == 0, "it may have got further"
+    with lock_run(pulled):
+        pulled.log_file(0).write_text("trained further here")
+    code, _, err = run_cli("remote", "pull", "lab", "first")
+    assert code == 2 and "error[run-exists]" in err and "--output" in err
+    assert pulled.log_file(0).read_text() == "trained further here"
 
 
 def test_stop_saves_and_its_exit_code_comes_back(user, folder):

@@ -17,7 +17,7 @@ from phalanx.engine.failure import own_line
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe.interface import Benchmarked, BenchmarkSettings, Recipe, TaskResult
 from phalanx.recipe.load import load_recipe
-from phalanx.run.directory import write_atomic
+from phalanx.run.media import write_named
 
 
 def run_benchmark(request_file: Path, result_file: Path) -> None:
@@ -99,10 +99,8 @@ def _write_media(done: Benchmarked, folder: str | None) -> list[dict[str, str]]:
     if folder is None:
         return []
     written = []
-    Path(folder).mkdir(parents=True, exist_ok=True)
     for media in done.media:
-        path = Path(folder, f"{Path(media.name).name}{media.suffix}")
-        write_atomic(path, media.content)
+        path = write_named(Path(folder), media.name, media.suffix, media.content)
         written.append({"name": media.name, "path": str(path), "caption": media.caption})
     return written
 

@@ -47,7 +47,7 @@ def export_model(request: Request) -> Report:
         report.findings.append(_unknown_form(request, forms))
         return report
     try:
-        with new_folder(request.folder) as temporary:
+        with new_folder(request.folder, is_new=True) as temporary:
             _write(request, recipe, temporary, report)
             if not any(temporary.iterdir()):
                 raise UserError(nothing_written(recipe, request.form))

@@ -112,6 +112,7 @@ def export_trained(
     if trained.file.suffix == ".onnx":
         raise UserError(_exported_already(trained.file))
     folder = out if out is not None else _folder_for(trained, form, settings)
+    folder = folder.resolve() if folder.is_symlink() else folder  # the link itself is the user's
     _require_room(folder)
     say(f"writing {form} and running it" if form in _GRAPHS else f"writing {form}")
     report = _ask(trained, form, settings, folder)

@@ -28,6 +28,7 @@ from phalanx.recipe.signing import sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import new_folder, write_atomic
+from phalanx.run.guards import find_inside, link_or_copy, rename_new
 
 __all__ = [
     "Batch",
@@ -53,10 +54,13 @@ __all__ = [
     "cache_folder",
     "did_you_mean",
     "encode_film",
+    "find_inside",
     "format_seconds",
     "keys",
+    "link_or_copy",
     "missing_film_package",
     "new_folder",
+    "rename_new",
     "report",
     "roll_out",
     "sign_file",

@@ -22,6 +22,7 @@ from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.job.editor import with_editor_line
 from phalanx.job.presets import list_presets
 from phalanx.recipe.interface import Recipe
+from phalanx.run.directory import new_folder
 
 _COPIED = (".py", ".yaml", ".md", ".jsonl")
 _BUILTIN = Path(__file__).parent.parent / "recipes"
@@ -217,23 +218,23 @@ def _option_finding(item: ErrorDetails, options: type[BaseModel]) -> Finding:
 def copy_recipe(folder: Path, target: Path) -> list[Path]:
     """Copy a built-in recipe so that it works on its own: its files import each other by name and
     its job file and presets name the copy."""
-    target.mkdir(parents=True)
     package = f"phalanx.recipes.{folder.name}."
     own = f"recipe: {target / 'recipe.py'}:{_class_name(folder / 'recipe.py')}"
     written = []
-    for source in sorted([*folder.iterdir(), *list_presets(folder).values()]):
-        if source.suffix not in _COPIED or source.name == "__init__.py":
-            continue
-        text = source.read_text(encoding="utf-8")
-        if source.suffix == ".py":
-            text = text.replace(f"from {package}", "from ")
-        elif source.suffix == ".yaml":
-            text = text.replace(f"recipe: {folder.name}\n", f"{own}\n")
-            text = with_editor_line(text) if source.name == "job.yaml" else text
-        path = target / source.relative_to(folder)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
+    with new_folder(target, is_new=True) as making:
+        for source in sorted([*folder.iterdir(), *list_presets(folder).values()]):
+            if source.suffix not in _COPIED or source.name == "__init__.py":
+                continue
+            text = source.read_text(encoding="utf-8")
+            if source.suffix == ".py":
+                text = text.replace(f"from {package}", "from ")
+            elif source.suffix == ".yaml":
+                text = text.replace(f"recipe: {folder.name}\n", f"{own}\n")
+                text = with_editor_line(text) if source.name == "job.yaml" else text
+            path = making / source.relative_to(folder)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            written.append(target / source.relative_to(folder))
     return written
 
 

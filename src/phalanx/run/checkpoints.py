@@ -23,11 +23,12 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atomic
+from phalanx.run.guards import find_inside
 
 SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
@@ -124,9 +125,9 @@ def _find_damage(path: Path) -> str | None:
     if named is not None and manifest.get("step") != int(named[1]):
         return f"its manifest is of step {manifest.get('step')}, its folder says {named[1]}"
     for name, (expected, checksum) in files.items():
-        if not _is_inside(path, name):
+        file_path = find_inside(path, name)
+        if file_path is None:
             return f"its manifest names `{name}`, which is not a file in this folder"
-        file_path = path / name
         try:
             if not file_path.is_file():
                 return f"`{name}` is missing"
@@ -149,15 +150,6 @@ def _find_other_step(path: Path, manifest: dict[str, Any]) -> str | None:
     if step != manifest.get("step"):
         return f"`{STATE_FILE}` is of step {step}, the manifest of step {manifest.get('step')}"
     return None
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    """Whether a name means a file in the folder and nothing else: no way up, no way out through a
-    link. What others have written is looked at with nothing but this in mind."""
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or "\0" in name or ".." in parts:
-        return False
-    return not any(folder.joinpath(*parts[: n + 1]).is_symlink() for n in range(len(parts)))
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:

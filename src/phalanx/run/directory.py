@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, UserError
+from phalanx.run.guards import link_or_copy, rename_new, require_link
 
 LATEST = "latest"
 """Name of the link to the newest run, and of the newest checkpoint's."""
@@ -139,15 +140,21 @@ def create_run_directory(output: Path, name: str | None, recipe: str) -> RunDire
     base = (
         name or f"{Path(recipe.rpartition(':')[0] or recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
-    if base == LATEST:
+    if base in (LATEST, ".", "..") or set(base) & set("/\\\0"):
+        why = (
+            f"`{output / LATEST}` is the link to the newest run"
+            if base == LATEST
+            else f"a run is a folder in `{output}`, and this is the name of none"
+        )
         raise UserError(
             Finding(
                 slug="run-name",
-                what=f"a run cannot be called `{LATEST}`",
-                why=f"name = {name}; `{output / LATEST}` is the link to the newest run",
+                what=f"a run cannot be called `{base}`",
+                why=f"name = {name}; {why}",
                 fix="--name another_name",
             )
         )
+    require_link(output / LATEST)
     output.mkdir(parents=True, exist_ok=True)
     path = output / base
     try:
@@ -221,30 +228,36 @@ def _is_a_script(path: Path) -> Finding:
     )
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder."""
+def write_atomic(path: Path, content: str | bytes, *, is_new: bool = False) -> None:
+    """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder. With
+    `is_new`, raise FileExistsError instead of replacing a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if is_new:
+            link_or_copy(temporary, path)
+        else:
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 @contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
+def new_folder(final: Path, *, is_new: bool = False) -> Iterator[Path]:
     """A temporary folder to write into; once all of it is on disk it becomes `final` in one rename,
-    in place of what was there."""
+    in place of what was there. With `is_new`, raise UserError instead of replacing files."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.mkdir(parents=True)
     try:
         yield temporary
         _sync_tree(temporary)
-        if final.exists():
+        if is_new:
+            rename_new(temporary, final)
+        elif final.exists():
             # Moving the old aside first keeps the rename atomic on every file system.
             aside = final.with_name(f".{final.name}.{secrets.token_hex(3)}.old")
             final.rename(aside)
@@ -268,7 +281,9 @@ def _sync_tree(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
             continue
-        path.chmod(mode)
+        about = path.lstat()
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:  # no file of anybody else's
+            path.chmod(mode)
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(folder)

@@ -7,13 +7,16 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx.engine.worker import run_worker
+from phalanx.recipe import UserError
 from phalanx.recipe.load import load_recipe
+from phalanx.recipes.lora.base import save_tokenizer
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, outcomes
 from tests.recipes.lora.logits import from_peft, said, trained_network
 from tests.recipes.lora.models import write_model, write_old_model
 from tests.recipes.lora.test_training import lora, options_of
+from tests.recipes.lora.tiny import CHATML, tiny_tokenizer
 
 ADDED = ["<cup>", "<roll>"]
 
@@ -142,3 +145,17 @@ def test_four_bits_train_and_merge_into_all_of_them(tmp_path, rows):
     moved = [(said_of[bits] - untrained).flatten() for bits in ("4bit", None)]
     assert moved[0].norm() > 0
     assert torch.cosine_similarity(*moved, dim=0) > 0.7
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "..", "sub/name", "a\0b"])
+def test_a_chat_template_is_not_written_outside_of_the_folder(tmp_path, name):
+    folder = tmp_path / "a" / "b" / "export"
+    folder.mkdir(parents=True)
+    with pytest.raises(UserError, match="lora-template-name"):
+        save_tokenizer(tiny_tokenizer({"default": CHATML, name: CHATML}), folder)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    save_tokenizer(tiny_tokenizer({"default": CHATML, "tool_use": CHATML}), folder)
+    assert sorted(path.name for path in folder.rglob("*.jinja")) == [
+        "chat_template.jinja",
+        "tool_use.jinja",
+    ]

@@ -277,5 +277,18 @@ def test_presets_and_data_files_are_copied_and_name_the_copy(tmp_path):
 
 
 def test_copying_onto_something_is_refused(tmp_path):
-    with pytest.raises(FileExistsError):
+    (tmp_path / "recipe.py").write_text("mine")
+    with pytest.raises(UserError, match="folder-exists"):
         copy_recipe(builtin_recipes()["digits"], tmp_path)
+    assert (tmp_path / "recipe.py").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.py"]
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("phalanx.recipe.load.with_editor_line", fail)
+    with pytest.raises(OSError, match="space"):
+        copy_recipe(builtin_recipes()["digits"], tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []

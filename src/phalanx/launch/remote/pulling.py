@@ -17,6 +17,7 @@ from phalanx.launch.remote.request import project_of
 from phalanx.launch.remote.runs import RemoteRun
 from phalanx.launch.remote.ssh import Connection
 from phalanx.run.directory import LATEST, RunDirectory, swap_link, write_atomic
+from phalanx.run.guards import require_link
 
 
 def pull_run(
@@ -29,6 +30,7 @@ def pull_run(
 ) -> tuple[RunDirectory, str]:
     """Bring a run into `output`; what has come before is not sent again. In words: how much."""
     folder = output / run.name
+    require_link(output / LATEST)
     _refuse_another(connection, run, folder)
     rules = ["--exclude=.*.tmp", "--exclude=/.lock"]  # what is half written, and who holds it there
     if best_only and run.best is not None:
@@ -54,16 +56,20 @@ def pull_run(
 
 
 def _refuse_another(connection: Connection, run: RemoteRun, folder: Path) -> None:
-    """A run of this name that is not this one must not be mixed with it."""
+    """A run of this name that is not this one, or that went on here, must not be mixed with it."""
     marker = folder / "remote.json"
     known = json.loads(marker.read_text(encoding="utf-8")) if marker.is_file() else None
     is_same = known is not None and known.get("run") == run.run
-    if folder.exists() and any(folder.iterdir()) and not is_same:
+    is_ours = (folder / ".lock").exists()  # is not brought: whoever trains here makes it
+    if folder.exists() and any(folder.iterdir()) and (is_ours or not is_same):
         raise UserError(
             Finding(
                 slug="run-exists",
                 what=f"the run `{folder}` already exists",
-                why=f"it is not the run {run.name!r} of {connection.place.target}",
+                why=f"it was trained further on this machine since it was brought from "
+                f"{connection.place.target}"
+                if is_same
+                else f"it is not the run {run.name!r} of {connection.place.target}",
                 fix="bring it elsewhere: --output pulled",
             )
         )

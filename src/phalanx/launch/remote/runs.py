@@ -14,6 +14,7 @@ from typing import Any
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean
 from phalanx.launch.remote.refusals import AGAIN
 from phalanx.launch.remote.ssh import BEAT_S, Connection, LineDroppedError
+from phalanx.run.directory import LATEST
 from phalanx.run.events import Event
 
 PATIENCE_S = 600.0
@@ -91,8 +92,8 @@ def start_run(
 def list_runs(connection: Connection) -> list[RemoteRun]:
     """Every run that was started there, the newest last."""
     said = connection.ask("runs", path=connection.place.path)
-    # A name becomes a folder here: one that leaves it is not taken from a machine that was broken
-    # into.
+    # A name becomes a folder here: one that leaves it, or is a name of ours, is not taken from a
+    # machine that was broken into.
     return [
         RemoteRun(
             name=record["name"],
@@ -104,14 +105,14 @@ def list_runs(connection: Connection) -> list[RemoteRun]:
             time_s=record["time"],
         )
         for record in said["runs"]
-        if re.fullmatch(RUN_NAME, record["name"], re.ASCII)
+        if re.fullmatch(RUN_NAME, record["name"], re.ASCII) and record["name"] != LATEST
     ]
 
 
 def find_remote_run(connection: Connection, name: str | None) -> RemoteRun:
     """The run of this name; the newest when none is named."""
     runs = list_runs(connection)
-    wanted = None if name in (None, "latest") else str(name).rstrip("/").rpartition("/")[2]
+    wanted = None if name in (None, LATEST) else str(name).rstrip("/").rpartition("/")[2]
     for run in reversed(runs):
         if wanted in (None, run.name):
             return run

@@ -79,7 +79,7 @@ def collect(settings: BevCollecting, out: Path | None) -> Path:
     about: dict[str, Any] = {"version": _VERSION, **settings.model_dump(exclude={"workers"})}
     empty = sum(not samples for samples in found)
     about["left_out"] = {"they ended within a plan's length": empty} if empty else {}
-    with new_folder(folder) as temporary:
+    with new_folder(folder, is_new=out is not None) as temporary:
         for split in counts:
             kept = [
                 samples

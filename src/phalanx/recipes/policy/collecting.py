@@ -99,7 +99,13 @@ def collect(settings: PolicyCollecting, out: Path | None) -> Collected:
     tasks = [Task(name, text_of(name)) for name in settings.tasks]
     kept = {name: [e for e in all_ if e.is_done] for name, all_ in by_task.items()}
     about = {"fps": FPS, "source": "metaworld", "settings": settings.model_dump(mode="json")}
-    write_demonstrations(folder, _episodes(kept, settings.episodes), tasks, about=about)
+    write_demonstrations(
+        folder,
+        _episodes(kept, settings.episodes),
+        tasks,
+        about=about,
+        is_new=out is not None,
+    )
     return Collected(folder, _said(by_task, kept, settings, time.monotonic() - started))
 
 

@@ -73,11 +73,13 @@ def write_demonstrations(
     tasks: Sequence[Task],
     *,
     about: dict[str, Any],
+    is_new: bool = False,
 ) -> None:
-    """Write a folder; it appears whole. Images are written as they come, one episode at a time."""
+    """Write a folder; it appears whole. Images are written as they come, one episode at a time.
+    With `is_new`, nothing is replaced."""
     states, actions, table = [], [], []
     shapes: dict[str, tuple[int, ...]] = {}
-    with new_folder(folder) as making:
+    with new_folder(folder, is_new=is_new) as making:
         first = 0
         for episode in episodes:
             length = len(episode.actions)

@@ -124,7 +124,7 @@ def test_patience_ends_with_the_way_back():
 
 def test_a_name_that_leaves_the_runs_is_not_taken():
     record = {"run": "/r", "project": "/p", "ended": 0, "step": 1, "best": None, "time": 1.0}
-    names = ["fine-1", "../../.ssh", "a/b", "", "-x", "a\nb", ".."]
+    names = ["fine-1", "../../.ssh", "a/b", "", "-x", "a\nb", "..", "latest"]
     line = Line({"runs": [{**record, "name": name} for name in names]})
     assert [run.name for run in list_runs(line)] == ["fine-1"]
 
