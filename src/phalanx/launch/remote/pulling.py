@@ -30,7 +30,11 @@ def pull_run(
     """Bring a run into `output`; what has come before is not sent again. In words: how much."""
     folder = output / run.name
     _refuse_another(connection, run, folder)
-    rules = ["--exclude=.*.tmp", "--exclude=/.lock"]  # what is half written, and who holds it there
+    rules = [
+        "--exclude=.*.tmp",
+        "--exclude=/.lock",
+        "--exclude=/.locks",
+    ]  # what is half written, and who holds it there
     if best_only and run.best is not None:
         rules += [f"--include=/checkpoints/{Path(run.best).name}"]
         rules += ["--exclude=/checkpoints/checkpoint-*", "--exclude=/checkpoints/latest"]
