@@ -52,7 +52,7 @@ devices: {cpu: 1}
 """
 
 
-def wait_until(there, what, timeout_s=90):
+def wait_until(there, what, timeout_s=180):
     deadline = time.monotonic() + timeout_s
     while not there():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"

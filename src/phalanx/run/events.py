@@ -320,13 +320,13 @@ class WriterOrder:
 
     def is_in_place(self, file: str, event: Event) -> bool:
         """Whether the next event of a file belongs there."""
-        if event.run is not None and event.run != self._name:
+        if event.run is None or not isinstance(event.attempt, int):
+            return True  # of a version that said neither, or damaged: not judged here
+        if event.run != self._name:
             claimed = read_attempt(self._run)
             self._name = claimed.run if claimed is not None else event.run
             if event.run != self._name:
                 return False
-        if not isinstance(event.attempt, int):
-            return True  # damaged, which is not judged here
         is_late = event.attempt < self._newest.get(file, 0)
         self._newest[file] = max(event.attempt, self._newest.get(file, 0))
         return not is_late
