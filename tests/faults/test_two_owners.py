@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from phalanx.run.lock import is_held
 from tests.ranks.command import finish, is_alive, latest, phalanx, rank_pids, start
 from tests.ranks.runs import FIXTURES
 
-# In the first attempt, step 8 takes until the test says so.
+# In one attempt, step 8 takes until the test says so.
 RECIPE = f"""
 import os, sys, time
 from pathlib import Path
@@ -31,7 +32,7 @@ class Long(Parity):
     def loss(self, model, batch, sample_keys):
         if model.training and "RANK" in os.environ:
             Long.steps += 1
-            if Long.steps == 8 and os.environ["PHALANX_ATTEMPT"] == "0":
+            if Long.steps == 8 and os.environ["PHALANX_ATTEMPT"] == os.environ.get("LONG", "0"):
                 Path("inside").touch()
                 while not Path("go").exists():
                     time.sleep(0.05)
@@ -59,11 +60,15 @@ def wait_until(there, what, timeout_s=180):
         time.sleep(0.05)
 
 
+def write_job(folder):
+    (folder / "long.py").write_text(RECIPE)
+    (folder / "job.yaml").write_text(JOB)
+
+
 @pytest.fixture
 def inside(tmp_path):
     """A command whose only rank is inside a long step: (command, run, pid of the rank)."""
-    (tmp_path / "long.py").write_text(RECIPE)
-    (tmp_path / "job.yaml").write_text(JOB)
+    write_job(tmp_path)
     process = start("train", "job.yaml", cwd=tmp_path)
     wait_until((tmp_path / "inside").exists, "the long step")
     run = latest(tmp_path)
@@ -155,6 +160,8 @@ def test_a_rank_of_an_attempt_that_is_over_writes_nothing(tmp_path, inside):
     process, run, rank = inside
     process.kill()
     process.wait()
+    saved = lambda: any(e.kind == "checkpoint" for e in read_events(run.events))  # noqa: E731
+    wait_until(saved, "the checkpoint of step 5")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     claimed = claim_attempt(run.path, 1)
     (tmp_path / "go").touch()
@@ -166,6 +173,26 @@ def test_a_rank_of_an_attempt_that_is_over_writes_nothing(tmp_path, inside):
     curves = {name for name in changed if "sinks.json" in name or name == "results.csv"}
     assert changed - curves == {"attempt.json"}
     assert read_attempt(run.path) == claimed
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_an_outcome_of_another_attempt_is_nobodys(tmp_path, has_run):
+    write_job(tmp_path)
+    env = {"LONG": "1"}
+    assert phalanx("train", "job.yaml", "--steps", "5", cwd=tmp_path, env=env)[0] == 0
+    process = start("train", "--resume", "latest", "--steps", "40", cwd=tmp_path, env=env)
+    wait_until((tmp_path / "inside").exists, "the long step")
+    run = latest(tmp_path)
+    first = next(e for e in read_events(run.events) if e.kind == "outcome" and e.attempt == 0)
+    told = {"status": "stopped", "step": 8, "reason": "stopped", "findings": [], "exit_code": 75}
+    late = replace(first, writer="rank-0", data=told, run=first.run if has_run else None)
+    with (run.events / "rank-0.jsonl").open("a") as file:
+        file.write(late.to_line())
+    (tmp_path / "go").touch()
+    code, out, err = finish(process)
+    assert code == 0, (out, err)
+    assert "finished" in out
+    assert "40 steps in all" in out
 
 
 def test_a_killed_launch_of_a_script_leaves_nothing_that_holds_its_run(tmp_path):

@@ -219,6 +219,13 @@ class Saving:
         )
 
     def _write(
+        self, content: Content, best_steps: set[int], *, is_best: bool, **times: float
+    ) -> None:
+        """Write, publish and say so; never raises. With `started` training waits for it."""
+        with suppress(RunTakenError):  # the training thread finds out when it writes
+            self._write_and_publish(content, best_steps, is_best=is_best, **times)
+
+    def _write_and_publish(
         self,
         content: Content,
         best_steps: set[int],
@@ -227,27 +234,6 @@ class Saving:
         stall_s: float = 0.0,
         waited_s: float = 0.0,
         started: float | None = None,
-    ) -> None:
-        """Write, publish and say so; never raises. With `started` training waits for it."""
-        with suppress(RunTakenError):  # the training thread finds out when it writes
-            self._write_and_publish(
-                content,
-                best_steps,
-                is_best=is_best,
-                stall_s=stall_s,
-                waited_s=waited_s,
-                started=started,
-            )
-
-    def _write_and_publish(
-        self,
-        content: Content,
-        best_steps: set[int],
-        *,
-        is_best: bool,
-        stall_s: float,
-        waited_s: float,
-        started: float | None,
     ) -> None:
         begun = time.perf_counter()
         self._failed = None
