@@ -289,7 +289,11 @@ def events_page() -> str:
         "# Events\n",
         "A run writes what happens to `events/<writer>.jsonl`, one JSON object per line, one file "
         "per rank and one for the supervisor. Every line has `v` (format), `t` (seconds since "
-        "1970), `kind`, `writer` and `attempt`; each kind adds its own fields.\n",
+        "1970), `kind`, `writer` (`rank-0`, "
+        "`supervisor`, `evaluate`), `attempt` (the start of the ranks that it belongs to) and "
+        "`run` (id of the run, as in `attempt.json`; absent in runs of version 0.1); each kind "
+        "adds its own fields. Readers drop an event of another run, and one of an attempt that was "
+        "over when the next one had begun to write.\n",
     ]
     for kind, fields in KINDS.items():
         rows = ([f"`{name}`", meaning] for name, meaning in fields.items())

@@ -49,7 +49,7 @@ def run_prepared(
     """Open the run directory, run it to its end, and show it on the way. A plan from memory that
     turns out to be outdated is made anew, in the same run directory. `on_open` is called once the
     directory is held, before anything is shown."""
-    with open_run(prepared) as run:
+    with open_run(prepared, tell=lambda finding: console.show_findings([finding])) as run:
         on_open(run)
         with RunView(prepared.plan, console.short_path(run.logs)) as view:
             outcome = Supervisor(

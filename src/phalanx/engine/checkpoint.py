@@ -26,6 +26,7 @@ from phalanx.engine.tensor_file import (
     write_parts,
 )
 from phalanx.errors import UserError
+from phalanx.run.attempt import Attempt
 from phalanx.run.checkpoints import (
     EMA_FILE,
     MODEL_FILE,
@@ -110,6 +111,7 @@ def write_checkpoint(
     *,
     process: Process | None = None,
     add_files: Callable[[Path], None] = lambda folder: None,
+    attempt: Attempt | None = None,
 ) -> Path:
     """Write a checkpoint's folder. With `process` every rank calls this and writes its parts, and
     talks to the others over its control group alone; what fails on one raises on all. The first
@@ -117,7 +119,7 @@ def write_checkpoint(
     content.wait()
     final = folder / checkpoint_name(content.step)
     if process is None:
-        with new_checkpoint(folder, content.step) as temporary:
+        with new_checkpoint(folder, content.step, attempt) as temporary:
             _create(temporary, content)
             _write(temporary, content)
             _finish(temporary, content, add_files)
@@ -133,7 +135,7 @@ def write_checkpoint(
         return final
     with ExitStack() as stack:
         with _in_agreement(process):
-            temporary = stack.enter_context(new_checkpoint(folder, content.step))
+            temporary = stack.enter_context(new_checkpoint(folder, content.step, attempt))
             _create(temporary, content)
         process.agree_text(str(temporary))
         with _in_agreement(process):

@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 
 from phalanx.engine.stacks import answer_when_asked
+from phalanx.run.attempt import RunTakenError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.lock import hold_rank
 from phalanx.run.parent import end_with_parent
 
 
 def run_rank(run: Path, attempt: int) -> int:
     """Be the rank that the environment names; returns the exit code."""
+    try:
+        hold_rank(RunDirectory(run), attempt=attempt, rank=int(os.environ.get("RANK", "0")))
+    except RunTakenError:
+        return 1
     _write_to_log(run, attempt)
     if "NCCL_DEBUG" in os.environ:  # a file of its own: it says much
         rank = int(os.environ.get("RANK", "0"))

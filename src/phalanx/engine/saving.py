@@ -16,6 +16,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,7 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Recipe
+from phalanx.run.attempt import RunTakenError
 from phalanx.run.checkpoints import (
     STATE_FILE,
     SavedCheckpoint,
@@ -179,6 +181,7 @@ class Saving:
         """Wait for what is being written; says what is wrong when the state at the end is not on
         disk. Called by every rank."""
         self.close()
+        self._events.check()
         if self._failed is not None and self._failed[0].step == step:
             content, best_steps, is_best = self._failed
             time.sleep(_LAST_PAUSE_S)
@@ -216,6 +219,13 @@ class Saving:
         )
 
     def _write(
+        self, content: Content, best_steps: set[int], *, is_best: bool, **times: float
+    ) -> None:
+        """Write, publish and say so; never raises. With `started` training waits for it."""
+        with suppress(RunTakenError):  # the training thread finds out when it writes
+            self._write_and_publish(content, best_steps, is_best=is_best, **times)
+
+    def _write_and_publish(
         self,
         content: Content,
         best_steps: set[int],
@@ -225,7 +235,6 @@ class Saving:
         waited_s: float = 0.0,
         started: float | None = None,
     ) -> None:
-        """Write, publish and say so; never raises. With `started` training waits for it."""
         begun = time.perf_counter()
         self._failed = None
         problem: Finding | None = None
@@ -233,6 +242,8 @@ class Saving:
             path = _patiently(lambda: self._write_folder(content))
             if self._copy is not None:
                 stall_s = max(stall_s, self._copy.stall_s())
+        except RunTakenError:
+            raise
         except Exception as error:  # on all ranks that write
             self._failed = content, best_steps, is_best
             self.cadence.spent(stall_s)
@@ -249,7 +260,9 @@ class Saving:
         self.cadence.saved(stall_s)
         if not self._process.is_first:
             return
-        self._say([problem] if problem else [])
+        if problem is not None and problem not in self._said:
+            self._said.add(problem)
+            self._say([problem])
         self._events.write(
             "checkpoint",
             step=content.step,
@@ -268,7 +281,11 @@ class Saving:
 
     def _write_folder(self, content: Content) -> Path:
         return write_checkpoint(
-            self._run.checkpoints, content, process=self._writers, add_files=self._add_files
+            self._run.checkpoints,
+            content,
+            process=self._writers,
+            add_files=self._add_files,
+            attempt=self._events.identity,
         )
 
     def _publish(self, step: int, best_steps: set[int], *, is_best: bool) -> Finding | None:

@@ -31,6 +31,7 @@ from phalanx.job.schema import Job
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Media, Recipe
 from phalanx.recipe.load import load_recipe
+from phalanx.run.attempt import RunTakenError
 from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EventWriter
@@ -59,6 +60,8 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
                 device = str(process.device)
                 try:
                     outcome = _work(run, job, plan, process, recipe, events, stop)
+                except RunTakenError:
+                    raise
                 except Exception as error:
                     # Recorded before this rank leaves its peers: they fail then, and all are ended.
                     failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -67,8 +70,11 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
             # After the ranks have parted: nobody waits for it.
             HEART.begin(Phase.EXPORT)
             if rank == 0 and outcome["status"] == "finished" and _is_kept(plan):
+                events.check()
                 export_final(run, job, events)
             HEART.begin(Phase.OVER)
+    except RunTakenError:  # not a word: the events are another attempt's
+        return False
     except Exception as error:
         if failure is None:
             failure = describe_failure(error, rank=rank, device=device, run=run)
@@ -227,6 +233,7 @@ class Worker:
     def _keep_media(self, step: int, media: Media) -> str | None:
         """A disk that is full costs pictures and no run."""
         name, suffix, content, _ = media
+        self.events.check()
         try:
             return write_media(self.run, step=step, name=name, suffix=suffix, content=content)
         except OSError as error:

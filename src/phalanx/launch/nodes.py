@@ -63,6 +63,10 @@ class Nodes:
         return len(self.ranks)
 
     @property
+    def hosts(self) -> list[str]:
+        return [member.host for member in self.members]
+
+    @property
     def lost(self) -> list[int]:
         """Numbers of the nodes that are gone."""
         return [rank for rank, link in self.links.items() if link.lost is not None]

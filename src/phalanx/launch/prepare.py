@@ -203,9 +203,12 @@ def other_machine(text: str | None) -> Machine | None:
 
 
 @contextmanager
-def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
+def open_run(
+    prepared: Prepared, *, tell: Callable[[Finding], None] = lambda finding: None
+) -> Iterator[RunDirectory]:
     """Make the run directory, or write the next plan revision into the one that continues, and
-    hold it: a second process that wants the same run is refused before it changes anything."""
+    hold it: a second process that wants the same run waits or is refused before it changes
+    anything; `tell` hears for whom it waits."""
     _refuse_elsewhere(prepared)
     run = prepared.run
     if run is None:
@@ -213,7 +216,7 @@ def open_run(prepared: Prepared) -> Iterator[RunDirectory]:
             Path(prepared.job.output), prepared.job.name, prepared.job.recipe
         )
         write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
-    with lock_run(run):
+    with lock_run(run, command=sys.argv, tell=tell):
         job = prepared.job.model_dump(mode="json", exclude_unset=True)
         text = with_editor_line(yaml.safe_dump(job, sort_keys=False))
         write_atomic(run.job_file, text)

@@ -190,7 +190,7 @@ def open_script_run(prepared: PreparedScript) -> Iterator[RunDirectory]:
     stem = request.script.rpartition(".")[2] if request.is_module else Path(request.script).stem
     run = create_run_directory(request.output, request.name, f"{stem or 'script'}.py:")
     source = record_source(hide_secrets(sys.argv))
-    with lock_run(run):
+    with lock_run(run, command=source["command"]):
         write_atomic(run.source_file, json.dumps(source, indent=2))
         write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
         write_atomic(run.launch_file, json.dumps(prepared.to_json(), indent=2))

@@ -7,6 +7,7 @@ own, and their output is all they say.
 
 from __future__ import annotations
 
+import platform
 import signal
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from phalanx.launch.script_ranks import ScriptRanks, TakeLine
 from phalanx.launch.signals import hearing_stops
 from phalanx.launch.sinks import SinkProcess
 from phalanx.launch.usage import UsageSampler
+from phalanx.run.attempt import claim_attempt
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
 from phalanx.run.sink_process import SinkSettings
@@ -75,6 +77,7 @@ class ScriptSupervisor:
     def run(self) -> ScriptOutcome:
         """Start the ranks, and start them again when one has died, until the script ends."""
         events = EventWriter(self._run.events, "supervisor")
+        self._begin(events, 0)
         sinks = SinkProcess(self._run, SinkSettings(tensorboard=self._prepared.request.tensorboard))
         try:
             # SIGUSR1 is a scheduler's way to ask: the ranks get SIGTERM, and the exit code says
@@ -87,10 +90,15 @@ class ScriptSupervisor:
             self._write_findings(events, sinks.close())
             events.close()
 
+    def _begin(self, events: EventWriter, attempt: int) -> None:
+        hosts = self._nodes.hosts if self._nodes is not None else [platform.node()]
+        events.begin(claim_attempt(self._run.path, attempt, hosts))
+
     def _attempts(self, events: EventWriter) -> ScriptOutcome:
         restarts, barren, step = 0, 0, None
         while True:
-            events.attempt = restarts
+            if restarts:
+                self._begin(events, restarts)
             began_s = time.monotonic()
             ranks, read = self._attempt(restarts, events)
             step = read.step if read.step is not None else step

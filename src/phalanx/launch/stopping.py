@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory, find_run
 from phalanx.run.events import Event, EventReader, read_events
-from phalanx.run.lock import Holder, is_held, read_holder
+from phalanx.run.lock import Holder, is_held, read_holder, read_ranks
 
 _POLL_S = 0.1
 _PATIENCE_S = 20.0  # from an end now to SIGKILL
@@ -49,10 +49,13 @@ def stop_run(
         raise UserError(_elsewhere(run, holder), exit_code=ExitCode.FAILED)
     reader = EventReader(run.events)
     reader.read()  # what was before is no news
-    _send(run, holder, signal.SIGTERM)
-    if is_now:
-        _send(run, holder, signal.SIGINT)  # a second one; two of the same may arrive as one
-    _wait(run, holder, reader, is_now=is_now, on_event=on_event)
+    # Ranks that a killed command has left are asked in its place.
+    holders = [holder] if holder.is_alive() else [h for h in read_ranks(run) if h.is_alive()]
+    for one in holders:
+        _send(run, one, signal.SIGTERM)
+        if is_now:
+            _send(run, one, signal.SIGINT)  # a second one; two of the same may arrive as one
+    _wait(run, holders, reader, is_now=is_now, on_event=on_event)
     return _standing(run)
 
 
@@ -65,28 +68,29 @@ def _send(run: RunDirectory, holder: Holder, number: signal.Signals) -> None:
 
 def _wait(
     run: RunDirectory,
-    holder: Holder,
+    holders: list[Holder],
     reader: EventReader,
     *,
     is_now: bool,
     on_event: Callable[[Event], None],
 ) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while holder.is_alive():
+    while any(holder.is_alive() for holder in holders):
         for event in reader.read():
             on_event(event)
         if is_now and time.monotonic() > deadline:
-            _send(run, holder, signal.SIGKILL)  # Linux ends its ranks with it
+            for holder in holders:
+                _send(run, holder, signal.SIGKILL)  # Linux ends its ranks with it
         time.sleep(_POLL_S)
 
 
 def _standing(run: RunDirectory) -> Stopped:
     events = read_events(run.events)
-    attempts = [n for n, event in enumerate(events) if event.kind == "attempt"]
-    last = events[attempts[-1] :] if attempts else events
+    newest = max((event.attempt for event in events if event.kind == "attempt"), default=0)
     steps = [e.data["step"] for e in events if e.kind in ("step", "checkpoint")]
-    for event in reversed(last):
-        if event.kind == "outcome" and event.writer == "supervisor":
+    for event in reversed(events):
+        is_last = event.writer == "supervisor" and event.attempt == newest
+        if event.kind == "outcome" and is_last:
             data = event.data
             return Stopped(run, data["status"], data["step"], data["reason"])
     seen = max((step for step in steps if step is not None), default=None)

@@ -5,6 +5,7 @@ for each attempt: start the ranks, follow their events, judge -> outcome
 
 from __future__ import annotations
 
+import platform
 import signal
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from phalanx.launch.sinks import SinkProcess
 from phalanx.launch.straggler import StragglerWatch
 from phalanx.machine import Machine
 from phalanx.planner.plan import Plan
+from phalanx.run.attempt import Attempt, claim_attempt, read_attempt
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
 from phalanx.run.sink_process import SinkSettings
@@ -83,6 +85,8 @@ class Supervisor:
         self._watch = watch
         self._stragglers = StragglerWatch(plan)
         self._hung: Finding | None = None
+        self._first = 0
+        """The first attempt that this supervisor has started."""
         self._saved_step: int | None = None
         self._sinks: SinkProcess | None = None
 
@@ -92,22 +96,26 @@ class Supervisor:
         with hearing_stops(self._asked, signal.SIGUSR1):
             reader = EventReader(self._run.events)
             before = reader.read()
-            first = max((event.attempt for event in before), default=-1) + 1
-            events = EventWriter(self._run.events, "supervisor", attempt=first)
+            claimed = read_attempt(self._run.path)
+            last = max((event.attempt for event in before), default=-1)
+            self._first = max(last, claimed.number if claimed is not None else -1) + 1
+            events = EventWriter(self._run.events, "supervisor")
+            events.begin(self._claim(self._first))
             try:
                 if self._nodes is not None:
                     events.write("nodes", **self._nodes.facts())
-                return self._attempts(reader, events, first)
+                return self._attempts(reader, events)
             finally:
                 self._close_sinks(events)
                 events.close()
 
-    def _attempts(self, reader: EventReader, events: EventWriter, first: int) -> Outcome:
-        attempt, restarts = first, 0
+    def _attempts(self, reader: EventReader, events: EventWriter) -> Outcome:
+        attempt, restarts = self._first, 0
         saved_before: int | None = None
         while True:
             ranks = self._plan.ranks.value
-            events.attempt = attempt
+            if attempt != events.attempt:
+                events.begin(self._claim(attempt))
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
             self._watch.new_attempt()
             self._stragglers.new_attempt(self._plan)
@@ -143,6 +151,11 @@ class Supervisor:
             )
             return outcome
 
+    def _claim(self, attempt: int) -> Attempt:
+        """Make the run that of a new attempt: a rank of an older one stops at its next write."""
+        hosts = self._nodes.hosts if self._nodes is not None else [platform.node()]
+        return claim_attempt(self._run.path, attempt, hosts)
+
     def _may_restart(self, restarts: int) -> bool:
         is_left = restarts < self._max_restarts
         return is_left and not self._asked and self._launcher.can_restart
@@ -175,6 +188,7 @@ class Supervisor:
     ) -> list[Event]:
         """Pass events on until the ranks are gone; returns how they ended."""
         ends: list[Event] = []
+        writers = {f"rank-{rank}" for rank in range(self._plan.ranks.value)}
         forwarded = 0
         gone_s: float | None = None
         usage, step = RankUsage(self._run, self._plan), None
@@ -182,12 +196,13 @@ class Supervisor:
         while True:
             is_running = group.is_running
             for event in reader.read():
-                if (
-                    event.kind == "outcome" and event.writer != "supervisor"
-                ):  # a long run has millions of the others
-                    ends.append(event)
+                if event.attempt < self._first:
+                    continue  # of ranks that another command has started
+                is_current = event.attempt == events.attempt
+                if event.kind == "outcome" and event.writer in writers and is_current:
+                    ends.append(event)  # a long run has millions of the others
                 self._on_event(event)
-                if event.kind == "step" and event.attempt == events.attempt:
+                if event.kind == "step" and is_current:
                     step = event.data["step"]
                 if event.kind == "dropped":
                     self._drop(event, events)
@@ -200,6 +215,7 @@ class Supervisor:
             for record in pace.look(group.beats, time.monotonic()):
                 events.write("pace", **record)
             if not is_running:
+                events.check()
                 gone_s = gone_s or time.monotonic()
                 if not self._is_late(group, ends, gone_s):
                     usage.close()

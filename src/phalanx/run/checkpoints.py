@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import Finding, format_bytes
+from phalanx.errors import ExitCode, Finding, format_bytes
+from phalanx.run.attempt import Attempt, RunTakenError
 from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atomic
 from phalanx.run.guards import find_inside
 
@@ -56,15 +57,39 @@ def checkpoint_name(step: int) -> str:
 
 
 @contextmanager
-def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
+def new_checkpoint(folder: Path, step: int, attempt: Attempt | None = None) -> Iterator[Path]:
     """A temporary folder to write into; on success it becomes `checkpoint-STEP` in one rename. The
-    same step may be saved again (stopped right after a regular save): the new one is as good."""
-    with new_folder(folder / checkpoint_name(step)) as temporary:
+    same step may be saved again (stopped right after a regular save): the new one is as good.
+
+    Raises RunTakenError, and changes nothing, if the run belongs to a newer attempt than the
+    writer's."""
+    final = folder / checkpoint_name(step)
+    _check_owner(final, attempt)
+    with new_folder(final) as temporary:
         yield temporary
-        _write_manifest(temporary, step)
+        _write_manifest(temporary, step, attempt)
+        _check_owner(final, attempt)
 
 
-def _write_manifest(folder: Path, step: int) -> None:
+def _check_owner(final: Path, attempt: Attempt | None) -> None:
+    if attempt is None:
+        return
+    attempt.check(final.parent.parent)
+    there = _attempt_of(final)
+    if there > attempt.number:
+        raise RunTakenError(_of_newer(final, attempt.number, there), exit_code=ExitCode.FAILED)
+
+
+def _attempt_of(path: Path) -> int:
+    """The attempt that wrote a checkpoint; -1 where that is not recorded."""
+    try:
+        number = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("attempt")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return -1
+    return number if isinstance(number, int) else -1
+
+
+def _write_manifest(folder: Path, step: int, attempt: Attempt | None) -> None:
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
@@ -74,6 +99,8 @@ def _write_manifest(folder: Path, step: int) -> None:
             "sha256": digest,
         }
     manifest = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
+    if attempt is not None:
+        manifest |= {"run": attempt.run, "attempt": attempt.number}
     write_atomic(folder / MANIFEST_FILE, json.dumps(manifest, indent=2))
 
 
@@ -202,21 +229,49 @@ def publish(
     but the `keep` newest, the best, and those of `best_steps`.
 
     The old ones go only after the new one verifies; otherwise nothing changes and the Finding says
-    why. Newer ones are damaged (the run went back behind them): they do not count and go."""
+    why. The same if a checkpoint of a newer attempt is there. A newer one that verifies stays, and
+    `latest` with it; newer ones that are damaged (the run went back behind them) do not count and
+    go."""
     name = checkpoint_name(step)
     if problem := verify_checkpoint(folder / name):
         return problem
-    swap_link(folder / "latest", name)
+    mine, there = _attempt_of(folder / name), list_checkpoints(folder)
+    for _, path in there:
+        if (other := _attempt_of(path)) > mine:
+            return _of_newer(path, mine, other)
+    newer = [path for number, path in there if number > step and verify_checkpoint(path) is None]
+    if not newer:
+        swap_link(folder / "latest", name)
     if is_best:
         swap_link(folder / "best", name)
     sync_folder(folder)
     best = (folder / "best").resolve().name
-    there = list_checkpoints(folder)
-    kept = [path for number, path in there if number <= step][:keep]
+    kept = [*newer, *[path for number, path in there if number <= step][:keep]]
     for number, path in there:
         if path not in kept and path.name != best and number not in best_steps:
             shutil.rmtree(path, ignore_errors=True)
-    return None
+    return _behind(newer[0]) if newer else None
+
+
+def _of_newer(path: Path, mine: int, other: int) -> Finding:
+    return Finding(
+        slug="checkpoint-outdated",
+        what=f"an older attempt saved beside `{path}`: nothing was published or removed",
+        why=f"`{path.name}` is of attempt {other}, the one just saved of attempt {mine}",
+        fix="nothing to do: the newer attempt continues the run",
+        severity="warning",
+    )
+
+
+def _behind(newer: Path) -> Finding:
+    return Finding(
+        slug="checkpoint-behind",
+        what=f"what is saved now is older than `{newer.name}`, which verifies: that one stays, and "
+        "`latest` with it",
+        why=f"the run went back behind `{newer}`, which did not verify when it was resumed",
+        fix=f"to resume from the older ones, move it away first: `mv {newer} ELSEWHERE`",
+        severity="warning",
+    )
 
 
 def tidy(folder: Path) -> None:

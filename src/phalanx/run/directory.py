@@ -4,6 +4,7 @@ runs/digits-20260131-120000/
   job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
   source.json                                       git commit and diff, command, versions
   launch.json                                       instead of job and plan: a launched script's
+  attempt.json .lock .locks/                        whom it belongs to, and who holds it
   events/<writer>.jsonl sinks.json                  what happened, and how far sinks have read it
   logs/rank-0.log ... command.log                   what each rank printed, and a detached command
   logs/hang-0.txt ...                               where every rank was when a group hung

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.run.attempt import FILE as ATTEMPT_FILE
+from phalanx.run.attempt import Attempt, RunTakenError, read_attempt
+
 SCHEMA_VERSION = 1
 _LATER = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN}
 _MOST_LATE = 2**20  # bytes of events that wait for room on a disk
@@ -194,6 +197,8 @@ class Event:
     writer: str
     attempt: int = 0
     data: dict[str, Any] = field(default_factory=dict)
+    run: str | None = None
+    """Id of the run it belongs to; None in files of versions that had none."""
 
     def to_line(self) -> str:
         record = {
@@ -202,6 +207,7 @@ class Event:
             "kind": self.kind,
             "writer": self.writer,
             "attempt": self.attempt,
+            **({"run": self.run} if self.run is not None else {}),
             **self.data,
         }
         return json.dumps(record, separators=(",", ":")) + "\n"
@@ -215,6 +221,7 @@ class Event:
             time_s=record.pop("t"),
             writer=record.pop("writer"),
             attempt=record.pop("attempt", 0),
+            run=record.pop("run", None),
             data=record,
         )
 
@@ -223,10 +230,16 @@ class EventWriter:
     """Appends events of one writer; a line is written whole, so a reader never sees half of one
     followed by another."""
 
-    def __init__(self, folder: Path, writer: str, *, attempt: int = 0) -> None:
+    def __init__(self, folder: Path, writer: str, *, attempt: int | None = None) -> None:
+        """`attempt`: the start of the ranks that events belong to; None for a writer that has no
+        part in any, such as `phalanx evaluate`."""
         self._writer = writer
-        self.attempt = attempt
-        """The start of the ranks that events belong to."""
+        self._path = folder.parent
+        self._is_bound = attempt is not None
+        newest = read_attempt(self._path)
+        self.identity = Attempt(newest.run if newest is not None else None, attempt or 0)
+        """The run and the attempt that events belong to."""
+        self._seen: tuple[int, int] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{writer}.jsonl"
         self._file = path.open("ab", buffering=0)
@@ -235,9 +248,34 @@ class EventWriter:
         if self._file.tell() and not _ends_with_newline(path):
             self._file.write(b"\n")  # the writer before us died in the middle of a line
 
+    @property
+    def attempt(self) -> int:
+        return self.identity.number
+
+    def check(self) -> None:
+        """Raise RunTakenError if the run belongs to a newer attempt than the writer's."""
+        if not self._is_bound:
+            return
+        try:
+            about = (self._path / ATTEMPT_FILE).stat()
+        except OSError:
+            return
+        seen = about.st_ino, about.st_mtime_ns
+        if seen != self._seen:
+            self.identity.check(self._path)
+            self._seen = seen
+
+    def begin(self, attempt: Attempt) -> None:
+        """Write for this attempt from now on."""
+        self.identity, self._is_bound = attempt, True
+
     def write(self, kind: str, **data: Any) -> Event:
+        """Append an event; raises RunTakenError, and writes nothing, if the run belongs to a newer
+        attempt."""
         assert set(data) <= set(KINDS[kind]), f"undocumented fields in event {kind}"
-        event = Event(kind, time.time(), self._writer, self.attempt, data)
+        self.check()
+        identity = self.identity
+        event = Event(kind, time.time(), self._writer, identity.number, data, identity.run)
         with self._lock:  # a rank writes checkpoints, and says so, in a thread of its own
             self._late += event.to_line().encode()
             self._catch_up()
@@ -257,7 +295,11 @@ class EventWriter:
 
     def close(self) -> None:
         with self._lock:
-            self._catch_up()
+            try:
+                self.check()
+                self._catch_up()
+            except RunTakenError:
+                pass  # what is late is nobody's any more
             self._file.close()
 
 
@@ -267,6 +309,29 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+class WriterOrder:
+    """Tells events of a run from what somebody else wrote into its files: another run that had the
+    same folder, or an attempt that was over when the next one had begun to write."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._name: str | None = None
+        self._newest: dict[str, int] = {}
+
+    def is_in_place(self, file: str, event: Event) -> bool:
+        """Whether the next event of a file belongs there."""
+        if event.run is None or not isinstance(event.attempt, int):
+            return True  # of a version that said neither, or damaged: not judged here
+        if event.run != self._name:
+            claimed = read_attempt(self._run)
+            self._name = claimed.run if claimed is not None else event.run
+            if event.run != self._name:
+                return False
+        is_late = event.attempt < self._newest.get(file, 0)
+        self._newest[file] = max(event.attempt, self._newest.get(file, 0))
+        return not is_late
+
+
 class EventReader:
     """Reads events as they are appended; call `read` again for what came since."""
 
@@ -274,6 +339,7 @@ class EventReader:
         """`offsets`: how far each file has been read before."""
         self._folder = folder
         self._offsets = dict(offsets or {})
+        self._order = WriterOrder(folder.parent)
 
     @property
     def offsets(self) -> dict[Path, int]:
@@ -290,7 +356,8 @@ class EventReader:
                 chunk = file.read()
             whole = chunk.rfind(b"\n") + 1
             self._offsets[path] = offset + whole
-            events.extend(_parse(chunk[:whole]))
+            found = _parse(chunk[:whole])
+            events.extend(e for e in found if self._order.is_in_place(path.name, e))
         return sorted(events, key=lambda event: event.time_s)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
+from phalanx.run.events import Event, WriterOrder
 from phalanx.watch.kept import Place, keep, kept, place_of
 from phalanx.watch.state import LOSS, RunState
 
@@ -53,6 +53,7 @@ class RunReader:
         self._places: dict[str, Place] = {}
         self._strides: dict[str, int] = {}
         self._skipped: dict[str, int] = {}
+        self._order = WriterOrder(self.run.path)
         self._read_bytes = 0
         self._is_begun = False
 
@@ -180,10 +181,10 @@ class RunReader:
                 self._widen(low, high)
                 low, high = float("inf"), float("-inf")
                 skipped, newest = 0, b""
-            self._parse(line)
+            self._parse(name, line)
         if newest:  # where the run stands is never left out
             state.num_events -= 1
-            self._parse(newest)
+            self._parse(name, newest)
         self._widen(low, high)
         self._skipped[name] = skipped
 
@@ -193,11 +194,11 @@ class RunReader:
         if series is not None and low <= high < float("inf"):
             series.take_part(low, high)
 
-    def _parse(self, line: bytes) -> None:
+    def _parse(self, name: str, line: bytes) -> None:
         event = parse(line)
         if event is None:
             self._state.num_damaged += bool(line.strip())
-        else:
+        elif self._order.is_in_place(name, event):
             self._state.take(event)
 
 

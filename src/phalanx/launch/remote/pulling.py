@@ -32,7 +32,11 @@ def pull_run(
     folder = output / run.name
     require_link(output / LATEST)
     _refuse_another(connection, run, folder)
-    rules = ["--exclude=.*.tmp", "--exclude=/.lock"]  # what is half written, and who holds it there
+    rules = [
+        "--exclude=.*.tmp",
+        "--exclude=/.lock",
+        "--exclude=/.locks",
+    ]  # what is half written, and who holds it there
     if best_only and run.best is not None:
         rules += [f"--include=/checkpoints/{Path(run.best).name}"]
         rules += ["--exclude=/checkpoints/checkpoint-*", "--exclude=/checkpoints/latest"]
