@@ -84,6 +84,11 @@ class _Cause:
             a, b = (f"on rank {rank}" for rank in first.ranks)
         else:
             a, b = "on 1 rank", f"on {self._world} ranks"
+        if first.kind == "batch" and (parts := self._evidence.content_that_differs()):
+            return (
+                f"{when}, {first.place}{on_rank}: the same samples were asked for, their content "
+                f"differs: {'; '.join(parts[:3])}"
+            )
         if first.kind in ("samples", "batch"):
             name = "the samples asked for are" if first.kind == "samples" else "the batch has hash"
             values = f"{_shown(first.one)} {a} and {_shown(first.many)} {b}"
@@ -109,18 +114,28 @@ class _Cause:
     def _batch(self) -> Finding:
         evidence = self._evidence
         given = evidence.sample_given_instead()
-        parts = evidence.parts_that_differ()
+        parts = listed(evidence.parts_that_differ())
+        asked, nearest, part = evidence.nearest_sample() or (0, None, "")
         if given is not None:
             return self._data_by_rank(given)
-        if evidence.is_another_sample():
-            return self._data_by_rank(f"{listed(parts)} differ: it is another sample altogether")
-        which = f"only {listed(parts)} differs; " if parts else ""
+        if nearest not in (None, asked):
+            return self._data_by_rank(
+                f"asked for sample {asked}, it gave a `{part}` that is nearest to that of {nearest}"
+            )
+        if nearest is None and evidence.is_another_sample():
+            return self._data_by_rank(
+                f"{parts} differ, as much as between samples: it is another sample, or augmented "
+                "beyond recognition"
+            )
+        which = f"only {parts} differs; " if parts else ""
+        if nearest is not None:
+            which += f"it is still sample {asked}, augmented otherwise; "
         return Finding(
             slug="verify-data-random",
             what=self._what(),
-            why=f"the same samples were asked for; {which}{evidence.ranks_that_differ()}: usually "
+            why=f"{which}{evidence.ranks_that_differ()}: usually "
             "randomness tied to the rank or to what was drawn before, such as a generator seeded "
-            "with RANK or made once for the data set; else samples picked by rank",
+            "with RANK or made once for the data set",
             fix=_KEYS,
         )
 

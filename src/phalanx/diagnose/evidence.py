@@ -50,6 +50,29 @@ class Evidence:
             part for part, rows in expected.samples.items() if rows != found.samples.get(part, rows)
         ]
 
+    def content_that_differs(self) -> list[str]:
+        """The same element by element, where the batch was small enough to be kept."""
+        from phalanx.diagnose.content import describe_parts, read_content
+
+        step, slot = self._first.step, self._slot
+        contents = [read_content(run, step, slot) for run in (self._one, self._many)]
+        if contents[0] is None or contents[1] is None:
+            return []
+        sides = "on 1 rank", f"on {self._many.world} ranks"
+        return list(describe_parts(contents[0], contents[1], sides))
+
+    def nearest_sample(self) -> tuple[int, int, str] | None:
+        """A sample that differs, the one whose content it is nearest to, and the part that shows
+        it; None where that cannot be told."""
+        from phalanx.diagnose.content import Content, nearest_sample, read_content
+
+        found = read_content(self._many, self._first.step, self._slot)
+        known = Content()
+        for step in range(self._one.num_steps):
+            for part, rows in (read_content(self._one, step) or Content()).rows.items():
+                known.rows.setdefault(part, {}).update(rows)
+        return None if found is None else nearest_sample(found, known)
+
     def is_another_sample(self) -> bool:
         """Whether everything about a sample differs, not only what is drawn at random."""
         parts = self.parts_that_differ()
@@ -134,9 +157,12 @@ class Evidence:
         return one.distance(other) > self._tolerance * max(one.norm, other.norm)
 
     def _pair(self) -> tuple[SlotRecord, SlotRecord]:
-        step = self._first.step
-        slot = int(self._first.place.split(",")[0].removeprefix("slot "))
+        step, slot = self._first.step, self._slot
         return self._one.slots(step)[slot][1], self._many.slots(step)[slot][1]
+
+    @property
+    def _slot(self) -> int:
+        return int(self._first.place.split(",")[0].removeprefix("slot "))
 
     def _ratios(self, expected: SlotRecord, found: SlotRecord) -> Iterator[float]:
         """many / one of every sum and weight of a term that differs between two slots."""

@@ -1,6 +1,7 @@
 """A recorded run: what every slot was given and lost, what every tensor was after every step.
 
 recordings/rank-N.jsonl      a `start` line, then one `step` line per optimizer step
+recordings/batches/S-K.npz   what the data set gave for slot K of step S, while there is space
 
 Tensors are not kept, only a `Fingerprint` of each: a few numbers that are the same for equal
 tensors and, for any difference, differ with overwhelming probability. Ranks write the lines
@@ -79,6 +80,8 @@ class SlotRecord:
     """What Recipe.weight said; None when it depends on the predictions."""
     collectives: list[str] = field(default_factory=list)
     """Where loss or model talked to other ranks themselves: `recipe.py:57 allreduce`."""
+    is_random: bool = False
+    """Whether loss or model drew from torch's generator, which is seeded per slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,8 @@ class StartRecord:
     """Buffers that are BatchNorm's running statistics."""
     parts: dict[str, str] = field(default_factory=dict)
     """Which part of a tensor this rank holds, by name; all of it where there is no entry."""
+    dropout: list[str] = field(default_factory=list)
+    """Dropout that was disabled, as `module.attribute`."""
 
     def to_json(self) -> dict[str, Any]:
         record = dict(vars(self))
@@ -161,6 +166,8 @@ class Recording:
     """What all ranks of a run wrote, in rank order."""
 
     ranks: list[RankRecording]
+    folder: Path | None = field(default=None, compare=False)
+    """Where the batches are."""
 
     @property
     def world(self) -> int:
@@ -209,6 +216,11 @@ def recording_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.jsonl"
 
 
+def batch_file(folder: Path, step: int, slot: int) -> Path:
+    """Where the content of a slot is."""
+    return folder / "batches" / f"{step}-{slot}.npz"
+
+
 def write_line(path: Path, record: StartRecord | StepRecord) -> None:
     """Append a record; a `start` begins the file anew, so that of several attempts the last one
     remains."""
@@ -228,4 +240,4 @@ def read_recording(folder: Path, world: int) -> Recording:
         assert kinds[0] == "start" and set(kinds[1:]) <= {"step"}
         steps = [StepRecord.from_json(record) for record in records[1:]]
         ranks.append(RankRecording(StartRecord.from_json(records[0]), steps))
-    return Recording(ranks)
+    return Recording(ranks, folder)

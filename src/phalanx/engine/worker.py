@@ -162,7 +162,9 @@ class Worker:
             from phalanx.engine.record import Recorder  # nobody else waits for its imports
 
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
-            parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
+            parts.train_step.recorder = Recorder(
+                self.run.recordings, parts.strategy, has_dropout=plan.has_dropout
+            )
         evaluator = self._make_evaluator(parts, saving.average)
         wishes = make_wishes(
             job,
