@@ -11,7 +11,7 @@ from phalanx.diagnose.evidence import Evidence, listed, numbers
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding
 
-_KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
+KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
 
 _TERM = (
     "return `Term(sum over the micro-batch, its weight)`: no division by the number of ranks, no "
@@ -24,6 +24,11 @@ def explain(compared: Comparison, one: Recording, many: Recording) -> Finding | 
     first = compared.first
     if first is not None:
         return _Cause(first, one, many, compared.tolerance).find()
+    return explain_not_finite(compared)
+
+
+def explain_not_finite(compared: Comparison) -> Finding | None:
+    """A loss that is no number on either side."""
     if compared.not_finite is None:
         return None
     step, term = compared.not_finite
@@ -72,7 +77,7 @@ class _Cause:
         if kind == "gradient":
             return self._gradient()
         if self._evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         return self._buffer() if kind == "buffer" else self._weight()
 
     def _what(self) -> str:
@@ -136,7 +141,7 @@ class _Cause:
             why=f"{which}{evidence.ranks_that_differ()}: usually "
             "randomness tied to the rank or to what was drawn before, such as a generator seeded "
             "with RANK or made once for the data set",
-            fix=_KEYS,
+            fix=KEYS,
         )
 
     def _data_by_rank(self, seen: str) -> Finding:
@@ -181,7 +186,7 @@ class _Cause:
                 "is in the loss"
             )
         if evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         changed = evidence.buffers_changed()
         if changed:
             return self._buffers(
@@ -194,7 +199,7 @@ class _Cause:
             why=f"the batch is the same; {evidence.ranks_that_differ()}: usually randomness tied "
             "to the rank in loss or model (a generator seeded with RANK), or something that loss "
             "or model carries from slot to slot",
-            fix=f"{_KEYS}; dropout and all of torch's own generator is seeded per slot already",
+            fix=f"{KEYS}; dropout and all of torch's own generator is seeded per slot already",
         )
 
     def _world_in_loss(self, seen: str) -> Finding:
@@ -212,7 +217,7 @@ class _Cause:
         if apart is not None:
             return self._not_reduced(apart)
         if evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         factor, called = evidence.world_factor(), evidence.collectives()
         seen = f"it is {factor} what it is on one rank; " if factor else ""
         seen += f"loss or model talk to other ranks: {listed(called)}; " if called else ""
@@ -278,15 +283,17 @@ class _Cause:
             "LayerNorm have nothing to combine",
         )
 
-    def _rounding(self) -> Finding:
-        return Finding(
-            slug="verify-rounding",
-            what=self._what(),
-            why="what comes before agrees and the difference is as small as float32's rounding: "
-            "part of model or loss computes in less than float64, such as `.float()`; or gradients "
-            "are so near zero that Adam magnifies their last bits (BatchNorm over two samples)",
-            fix="take the cast out (`x.to(weight.dtype)`), or measure by float32: --tolerance 1e-5",
-        )
+
+def explain_rounding(what: str) -> Finding:
+    """A difference as small as float32's rounding."""
+    return Finding(
+        slug="verify-rounding",
+        what=what,
+        why="what comes before agrees and the difference is as small as float32's rounding: "
+        "part of model or loss computes in less than float64, such as `.float()`; or gradients "
+        "are so near zero that Adam magnifies their last bits (BatchNorm over two samples)",
+        fix="take the cast out (`x.to(weight.dtype)`), or measure by float32: --tolerance 1e-5",
+    )
 
 
 def _shown(value: Any) -> str:

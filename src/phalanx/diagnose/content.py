@@ -42,8 +42,8 @@ def read_content(run: Recording, step: int, slot: int | None = None) -> Content 
         if path is None or not path.is_file():
             return None
         with np.load(path, allow_pickle=False) as file:
-            names = file["names"].tolist()
-            content.add(record.ids, {name: file[str(i)] for i, name in enumerate(names)})
+            names = file["arr_0"].tolist()
+            content.add(record.ids, {n: file[f"arr_{i}"] for i, n in enumerate(names, 1)})
     return content
 
 
@@ -76,9 +76,10 @@ def describe_parts(one: Content, many: Content, sides: tuple[str, str]) -> Itera
 
 
 def _unequal(one: Array, many: Array) -> Array:
-    is_float = one.dtype.kind in "fc"
-    both_nan = (one != one) & (many != many) if is_float else False
-    return np.asarray((one != many) & ~np.asarray(both_nan))
+    differ = np.asarray(one != many)
+    if one.dtype.kind in "fc" and many.dtype.kind in "fc":
+        differ &= ~(np.isnan(one) & np.isnan(many))
+    return differ
 
 
 def _example(mask: Array, one: Array, many: Array, sides: tuple[str, str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from phalanx.diagnose.compare import Measured
 from phalanx.diagnose.recording import Fingerprint, Recording, SlotRecord, StartRecord
 
-_ROUNDING = 1e-5  # float32 keeps seven digits; more than this apart is no rounding of it
+ROUNDING = 1e-5  # float32 keeps seven digits; more than this apart is no rounding of it
 
 
 class Evidence:
@@ -52,14 +52,17 @@ class Evidence:
 
     def content_that_differs(self) -> list[str]:
         """The same element by element, where the batch was small enough to be kept."""
+        return self._content(self._slot, ("on 1 rank", f"on {self._many.world} ranks"))
+
+    def content_of_step(self, sides: tuple[str, str]) -> list[str]:
+        """The same sample by sample, whatever their slots."""
+        return self._content(None, sides) if self._first.step >= 0 else []
+
+    def _content(self, slot: int | None, sides: tuple[str, str]) -> list[str]:
         from phalanx.diagnose.content import describe_parts, read_content
 
-        step, slot = self._first.step, self._slot
-        contents = [read_content(run, step, slot) for run in (self._one, self._many)]
-        if contents[0] is None or contents[1] is None:
-            return []
-        sides = "on 1 rank", f"on {self._many.world} ranks"
-        return list(describe_parts(contents[0], contents[1], sides))
+        one, many = (read_content(run, self._first.step, slot) for run in (self._one, self._many))
+        return [] if one is None or many is None else list(describe_parts(one, many, sides))
 
     def nearest_sample(self) -> tuple[int, int, str] | None:
         """A sample that differs, the one whose content it is nearest to, and the part that shows
@@ -131,16 +134,22 @@ class Evidence:
         into one of its own. In the first step both sides compute the same slots from the same bits,
         but a gradient is the sum of slots that were scaled by the number of ranks."""
         first = self._first
-        return (first.step > 0 or first.kind == "gradient") and first.apart < _ROUNDING
+        return (first.step > 0 or first.kind == "gradient") and first.apart < ROUNDING
 
     def buffers_changed(self) -> list[str]:
         """Buffers, other than BatchNorm's, that are not what they were at the start."""
+        return [name for name in self._changed() if name not in self.start.statistics]
+
+    def statistics_changed(self) -> list[str]:
+        """BatchNorm's buffers that are not what they were at the start."""
+        return [name for name in self._changed() if name in self.start.statistics]
+
+    def _changed(self) -> list[str]:
         one, step = self._one, self._first.step
         return [
             name
             for name in one.names("buffers", -1)
-            if name not in self.start.statistics
-            and one.whole("buffers", -1, name) != one.whole("buffers", step, name)
+            if one.whole("buffers", -1, name) != one.whole("buffers", step, name)
         ]
 
     def disagreement(self, field: str) -> str | None:

@@ -110,10 +110,8 @@ class Recorder:
         self._room -= sum(array.nbytes for array in leaves.values())
         if self._room < 0:
             return
-        arrays = {str(index): array for index, array in enumerate(leaves.values())}
-        np.savez(
-            batch_file(self._folder, self._step, micro_batch.slot), names=list(leaves), **arrays
-        )
+        path = batch_file(self._folder, self._step, micro_batch.slot)
+        np.savez(path, np.array(list(leaves), dtype=str), *leaves.values())
 
     def step(self, step: int, lr: float, weights: dict[str, float] | None) -> None:
         """The end of a step; `weights` are those of the global batch."""
