@@ -82,7 +82,7 @@ def _show(done: Verification) -> None:
         cuts = planned.cuts
         console.say(
             f"in the micro-batches that `train` plans, {cuts.one} on 1 rank and {cuts.many} on "
-            f"{ranks} ranks{_disabled(planned)}"
+            f"{ranks} ranks{_conditions(planned)}"
         )
         _show_table(planned.comparison)
     _show_verdict(done)
@@ -102,8 +102,9 @@ def _show_table(compared: Comparison) -> None:
         console.say(f"not judged: the weight of `{name}`: its gradient is zero but for rounding")
 
 
-def _disabled(planned: PlannedComparison) -> str:
-    return ", dropout disabled" if planned.dropout else ""
+def _conditions(planned: PlannedComparison) -> str:
+    synced = ", with sync_batchnorm" if planned.cuts.is_synced else ""
+    return synced + (", dropout disabled" if planned.dropout else "")
 
 
 def _show_verdict(done: Verification) -> None:
@@ -130,13 +131,13 @@ def _show_verdict(done: Verification) -> None:
     elif done.passed:
         console.say(
             f"compared: {done.steps} steps in micro-batches of {common}, and in those of the plan, "
-            f"{planned.cuts.one} and {planned.cuts.many}{_disabled(planned)}"
+            f"{planned.cuts.one} and {planned.cuts.many}{_conditions(planned)}"
         )
     else:
         console.say(
             f"the micro-batches of the plan make the difference, {planned.cuts.one} on 1 rank and "
-            f"{planned.cuts.many} on {ranks} ranks; in micro-batches of {common} on both it is the "
-            "same"
+            f"{planned.cuts.many} on {ranks} ranks{_conditions(planned)}; in micro-batches of "
+            f"{common} on both it is the same"
         )
 
 

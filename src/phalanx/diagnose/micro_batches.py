@@ -225,26 +225,24 @@ class _CutCause:
             slug="verify-draws",
             what=self._what(),
             why="model or loss draws from torch's generator, which is seeded per micro-batch; "
-            "dropout whose rate is an attribute of a module was disabled, so this is drawn "
-            "elsewhere, and nothing after it can be compared",
-            fix=f"nn.Dropout for dropout; for other noise {KEYS}{self._or_cut_alike}",
+            "dropout was disabled, so this is other noise, and nothing after it can be compared",
+            fix=f"{KEYS}{self._or_cut_alike}",
         )
 
     def _batchnorm(self, synced: Comparison | None) -> Finding:
         cuts = self._cuts
+        over = f"{cuts.many} on {cuts.ranks} ranks, as the plan cuts the global batch"
+        fix, tried = cuts.fix, ""
         if cuts.is_synced:
             over = (
-                f"{cuts.ranks} x {cuts.many} samples on {cuts.ranks} ranks (sync_batchnorm = true)"
+                f"{cuts.ranks} x {cuts.many} others on {cuts.ranks} ranks, those that run at the "
+                "same time (sync_batchnorm = true)"
             )
-            fix = f"sync_batchnorm=off {cuts.fix}".strip()
-            tried = ""
-        else:
-            over = f"{cuts.many} on {cuts.ranks} ranks, as the plan cuts the global batch"
-            fix, tried = cuts.fix, ""
+            fix = f"sync_batchnorm=false {cuts.fix}".strip()
         if synced is not None:
-            fix = f"sync_batchnorm=on; or {cuts.fix}"
+            fix = f"sync_batchnorm=true; or {cuts.fix}"
             largest = max(tally.largest for tally in synced.tallies.values())
-            tried = f"; tried: with sync_batchnorm=on they are the same, to {largest:.1e}"
+            tried = f"; tried: with sync_batchnorm=true they are the same, to {largest:.1e}"
         return Finding(
             slug="verify-batchnorm",
             what=self._what(),
@@ -283,7 +281,7 @@ class _CutCause:
 
 def about_dropout(recording: Recording, cuts: Cuts) -> Finding | None:
     """A note on dropout that was disabled to compare micro-batches."""
-    names = recording.ranks[0].start.dropout
+    names = recording.disabled_dropout
     if not names:
         return None
     return Finding(

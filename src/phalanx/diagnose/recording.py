@@ -82,6 +82,8 @@ class SlotRecord:
     """Where loss or model talked to other ranks themselves: `recipe.py:57 allreduce`."""
     is_random: bool = False
     """Whether loss or model drew from torch's generator, which is seeded per slot."""
+    dropout: list[str] = field(default_factory=list)
+    """Functions whose dropout was disabled: `F.dropout`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class StartRecord:
     parts: dict[str, str] = field(default_factory=dict)
     """Which part of a tensor this rank holds, by name; all of it where there is no entry."""
     dropout: list[str] = field(default_factory=list)
-    """Dropout that was disabled, as `module.attribute`."""
+    """Rates of dropout that were set to 0, as `module.attribute`."""
 
     def to_json(self) -> dict[str, Any]:
         record = dict(vars(self))
@@ -205,6 +207,13 @@ class Recording:
         for (_, first), *_ in self.replicas(kind, step, name):
             total = first if total is None else total + first
         return total
+
+    @property
+    def disabled_dropout(self) -> list[str]:
+        """All dropout that was disabled, by module or function."""
+        first = self.ranks[0]
+        called = {name for step in first.steps for slot in step.slots for name in slot.dropout}
+        return [*first.start.dropout, *sorted(called)]
 
     def names(self, kind: str, step: int) -> list[str]:
         """Names of the tensors some rank has, in the order of the first rank."""

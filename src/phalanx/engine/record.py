@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.diagnose.recording import (
@@ -35,6 +34,7 @@ from phalanx.diagnose.recording import (
 from phalanx.engine.buffers import statistics_names
 from phalanx.engine.data import MicroBatch
 from phalanx.engine.fingerprint import fingerprints, part_label
+from phalanx.engine.no_dropout import DISABLED, clear_rates
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.strategies.base import Strategy
@@ -78,7 +78,7 @@ class Recorder:
                 frozen=[n for n, p in self._parameters.items() if not p.requires_grad],
                 statistics=sorted(statistics_names(model)),
                 parts={n: label for n, shard in held.items() if (label := part_label(shard))},
-                dropout=[] if has_dropout else disable_dropout(model),
+                dropout=[] if has_dropout else clear_rates(model),
             ),
         )
 
@@ -87,6 +87,7 @@ class Recorder:
         ids = [] if micro_batch.ids is None else micro_batch.ids.tolist()
         batch, samples = hash_batch(micro_batch.batch, len(ids))
         self._write_batch(micro_batch)
+        DISABLED.clear()
         before = _generators(self._strategy.process.device)
         with _Collectives() as collectives:
             terms = run()
@@ -101,6 +102,7 @@ class Recorder:
                 weights=micro_batch.weights,
                 collectives=sorted(collectives.seen),
                 is_random=not all(map(torch.equal, before, after)),
+                dropout=sorted(DISABLED),
             )
         )
         return terms
@@ -145,19 +147,6 @@ class Recorder:
     def _read_buffers(self) -> Tensors:
         named = self._strategy.model.named_buffers()
         return fingerprints({name: shard_of(buffer, is_first=True) for name, buffer in named})
-
-
-def disable_dropout(model: nn.Module) -> list[str]:
-    """Set every rate of dropout or stochastic depth that a module holds to 0; return which."""
-    found = []
-    for path, module in model.named_modules():
-        is_dropout = isinstance(module, _DropoutNd)
-        for name, value in vars(module).items():
-            is_rate = "drop" in name.lower() or (is_dropout and name == "p")
-            if is_rate and isinstance(value, float) and 0 < value <= 1:
-                setattr(module, name, 0.0)
-                found.append(f"{path}.{name}" if path else name)
-    return found
 
 
 def _generators(device: torch.device) -> list[Tensor]:

@@ -99,7 +99,13 @@ def _work(
 
         return run_evaluation(job, plan, process, recipe, events)
     if plan.measured_micro_batches is None:
-        return Worker(run, job, plan, process, recipe, events, stop).train()
+        worker = Worker(run, job, plan, process, recipe, events, stop)
+        if plan.has_dropout:
+            return worker.train()
+        from phalanx.engine.no_dropout import dropout_disabled
+
+        with dropout_disabled():
+            return worker.train()
     from phalanx.engine.bench import run_bench
 
     return run_bench(job, plan, process, events, stop)

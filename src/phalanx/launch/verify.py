@@ -170,7 +170,7 @@ def _compare_planned(
 
     difference = explain_cuts(compared, one, many, cuts, try_synced)
     findings = [f for f in (about_dropout(one, cuts), difference) if f is not None]
-    return PlannedComparison(compared, cuts, one.ranks[0].start.dropout), findings
+    return PlannedComparison(compared, cuts, one.disabled_dropout), findings
 
 
 def _cuts(job: Job, one: Side, many: Side) -> Cuts:
@@ -252,6 +252,21 @@ def _prepare(
     return prepared, precision, [*notes, *prepared.findings]
 
 
+def _one_global_batch(job: Job, ranks: int) -> Finding:
+    micro = job.batch_per_gpu or 1
+    own = micro * (job.gradient_accumulation or 1)
+    total = own * ranks
+    return Finding(
+        slug="verify-changes",
+        what=f"the global batch is {total} on 1 rank too",
+        why=f"batch_per_gpu = {micro} makes it {own} on 1 rank and {total} on {ranks} ranks: "
+        "`train` is not the same there, by its batch",
+        fix=f"nothing to do; or for any number of ranks: global_batch_size={total} "
+        f"micro_batch_size={micro} batch_per_gpu=null gradient_accumulation=null",
+        severity="note",
+    )
+
+
 def _asking_also(ask: AskTrace, precisions: tuple[str, ...]) -> AskTrace:
     """The same question, about these precisions too."""
 
@@ -280,7 +295,8 @@ def _changed(loaded: LoadedJob, ranks: int, steps: int) -> list[Finding]:
         changed.append(("precision", "fp64: rounding would hide what is looked for"))
     if job.stop_after is not None:
         changed.append(("stop_after", f"{steps} steps"))
-    return [
+    notes = [_one_global_batch(job, ranks)] if job.batch_per_gpu is not None else []
+    return notes + [
         Finding(
             slug="verify-changes",
             what=f"`{key}` is {new}",

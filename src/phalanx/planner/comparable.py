@@ -156,8 +156,9 @@ def _side(
 def _unsynced() -> Finding:
     return Finding(
         slug="verify-unsynced",
-        what="BatchNorm is compared over single micro-batches, without `sync_batchnorm`",
-        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others",
+        what="in the same micro-batches, BatchNorm is compared without `sync_batchnorm`",
+        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others; in "
+        "the micro-batches of the plan it is compared with it",
         fix="nothing to do",
         severity="note",
     )
