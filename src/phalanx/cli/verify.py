@@ -104,7 +104,8 @@ def _show_table(compared: Comparison) -> None:
 
 def _conditions(planned: PlannedComparison) -> str:
     synced = ", with sync_batchnorm" if planned.cuts.is_synced else ""
-    return synced + (", dropout disabled" if planned.dropout else "")
+    quiet = ", dropout disabled" if planned.dropout else ""
+    return f"{synced}{quiet}"
 
 
 def _show_verdict(done: Verification) -> None:

@@ -170,10 +170,10 @@ class _CutCause:
         if first.ranks is not None:
             a, b = (f"on rank {rank}" for rank in first.ranks)
         one, many = numbers(first.one, first.many)
-        return (
-            f"{when}, {name}: {'norm ' if is_tensor else ''}{one} {a}, {many} {b}; "
-            f"{first.apart:.2g} apart (relative), {self._tolerance:g} is allowed"
-        )
+        norm, apart = "norm " if is_tensor else "", ""
+        if math.isfinite(first.apart):
+            apart = f"; {first.apart:.2g} apart (relative), {self._tolerance:g} is allowed"
+        return f"{when}, {name}: {norm}{one} {a}, {many} {b}{apart}"
 
     def _is_random(self, step: int) -> bool:
         runs = (self._one, self._many)
