@@ -50,6 +50,7 @@ def compare_cuts(one: Recording, many: Recording, tolerance: float, cuts: Cuts) 
     """Compare a run on one rank with one on many in other micro-batches."""
     compared = judge(_CutWalk(one, many, tolerance, weights_count=not cuts.is_even))
     compared.tallies["samples"].unit = "steps"
+    del compared.tallies["batch"]
     return compared
 
 
@@ -261,9 +262,8 @@ class _CutCause:
         )
 
     def _after_the_loss(self) -> Finding:
-        kind = self._first.kind
         return Finding(
-            slug="verify-gradient" if kind == "gradient" else "verify-weight",
+            slug="verify-micro-batch",
             what=self._what(),
             why="the losses are equal: something in backward, or something that writes into a "
             "weight, is done once per micro-batch or knows its size",
