@@ -63,7 +63,12 @@ PLANTED = {
     "collective": ("verify-loss-world", "loss", 0, "faults.py:"),
     "own-sampler": ("verify-data-by-rank", "batch", 0, "asked for sample "),
     "all-alike": ("verify-data-by-rank", "batch", 0, "the `id` of "),
-    "own-noise": ("verify-data-random", "batch", 0, "only x differs; slots of rank 0 are equal"),
+    "own-noise": (
+        "verify-data-random",
+        "batch",
+        0,
+        "augmented otherwise; slots of rank 0 are equal",
+    ),
     "noise-in-loss": ("verify-loss-by-rank", "loss", 0, "seeded with RANK"),
     "outside": ("verify-not-reduced", "gradient", 0, "the model has not got it"),
     "outside-by-rank": ("verify-initial-weights", "weight", -1, "the model has not got it"),

@@ -11,8 +11,8 @@ import typer
 from phalanx.cli.options import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.diagnose.compare import Tally
-    from phalanx.launch.verify import Verification
+    from phalanx.diagnose.compare import Comparison, Tally
+    from phalanx.launch.verify import PlannedComparison, Verification
 
 
 @with_job_options
@@ -42,9 +42,9 @@ def verify(
 ) -> int:
     """Prove that training on N ranks is training on one.
 
-    The first steps of the job are trained on 1 and on N ranks, in float64 and with the same
-    micro-batches, and compared number by number. Exit code 1 when they differ: the first thing that
-    does is named, with its usual cause.
+    The first steps of the job are trained on 1 and on N ranks in float64 and compared number by
+    number: in the same micro-batches, then in those that `train` plans for 1 and for N ranks. Exit
+    code 1 when they differ: the first thing that does is named, with its usual cause.
 
     Examples: phalanx verify digits | phalanx verify job.yaml --ranks 4 --steps 10 width=32
     """
@@ -76,20 +76,70 @@ def _show(done: Verification) -> None:
         f"{recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.device.value}, "
         f"{plan.strategy.value}, {plan.precision.value}); {plan.accumulation.reason}"
     )
+    _show_table(done.comparison)
+    planned = done.planned
+    if planned is not None:
+        cuts = planned.cuts
+        console.say(
+            f"in the micro-batches that `train` plans, {cuts.one} on 1 rank and {cuts.many} on "
+            f"{ranks} ranks{_conditions(planned)}"
+        )
+        _show_table(planned.comparison)
+    _show_verdict(done)
+    if done.kept is not None:
+        console.say(f"kept: {done.kept}")
+
+
+def _show_table(compared: Comparison) -> None:
+    from phalanx.cli import console
+
     console.table(
-        [_row(tally) for tally in done.comparison.tallies.values()],
+        [_row(tally) for tally in compared.tallies.values()],
         header=("compared", "how many", "largest difference"),
         right=(1, 2),
     )
-    for name in done.comparison.unjudged:
+    for name in compared.unjudged:
         console.say(f"not judged: the weight of `{name}`: its gradient is zero but for rounding")
+
+
+def _conditions(planned: PlannedComparison) -> str:
+    synced = ", with sync_batchnorm" if planned.cuts.is_synced else ""
+    quiet = ", dropout disabled" if planned.dropout else ""
+    return f"{synced}{quiet}"
+
+
+def _show_verdict(done: Verification) -> None:
+    from phalanx.cli import console
+
+    ranks, planned = done.plan.ranks.value, done.planned
     tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"
     if done.passed:
-        console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}")
+        but = ", but for the masks of dropout" if planned is not None and planned.dropout else ""
+        console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}{but}")
     else:
         console.say(f"not the same, {tolerance}; compared up to the first difference")
-    if done.kept is not None:
-        console.say(f"kept: {done.kept}")
+    common = done.plan.micro_batch_size.value
+    if not done.comparison.is_same:
+        console.say(
+            f"the number of ranks makes the difference: both ran in micro-batches of {common}; "
+            "those that `train` plans were not compared"
+        )
+    elif planned is None:
+        console.say(
+            f"compared: {done.steps} steps in micro-batches of {common}; `train` plans the same "
+            "micro-batches for both"
+        )
+    elif done.passed:
+        console.say(
+            f"compared: {done.steps} steps in micro-batches of {common}, and in those of the plan, "
+            f"{planned.cuts.one} and {planned.cuts.many}{_conditions(planned)}"
+        )
+    else:
+        console.say(
+            f"the micro-batches of the plan make the difference, {planned.cuts.one} on 1 rank and "
+            f"{planned.cuts.many} on {ranks} ranks{_conditions(planned)}; in micro-batches of "
+            f"{common} on both it is the same"
+        )
 
 
 def _row(tally: Tally) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from phalanx.diagnose.evidence import Evidence, listed, numbers
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding
 
-_KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
+KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
 
 _TERM = (
     "return `Term(sum over the micro-batch, its weight)`: no division by the number of ranks, no "
@@ -24,6 +24,11 @@ def explain(compared: Comparison, one: Recording, many: Recording) -> Finding | 
     first = compared.first
     if first is not None:
         return _Cause(first, one, many, compared.tolerance).find()
+    return explain_not_finite(compared)
+
+
+def explain_not_finite(compared: Comparison) -> Finding | None:
+    """A loss that is no number on either side."""
     if compared.not_finite is None:
         return None
     step, term = compared.not_finite
@@ -72,7 +77,7 @@ class _Cause:
         if kind == "gradient":
             return self._gradient()
         if self._evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         return self._buffer() if kind == "buffer" else self._weight()
 
     def _what(self) -> str:
@@ -84,6 +89,11 @@ class _Cause:
             a, b = (f"on rank {rank}" for rank in first.ranks)
         else:
             a, b = "on 1 rank", f"on {self._world} ranks"
+        if first.kind == "batch" and (parts := self._evidence.content_that_differs()):
+            return (
+                f"{when}, {first.place}{on_rank}: the same samples were asked for, their content "
+                f"differs: {'; '.join(parts[:3])}"
+            )
         if first.kind in ("samples", "batch"):
             name = "the samples asked for are" if first.kind == "samples" else "the batch has hash"
             values = f"{_shown(first.one)} {a} and {_shown(first.many)} {b}"
@@ -109,19 +119,29 @@ class _Cause:
     def _batch(self) -> Finding:
         evidence = self._evidence
         given = evidence.sample_given_instead()
-        parts = evidence.parts_that_differ()
+        parts = listed(evidence.parts_that_differ())
+        asked, nearest, part = evidence.nearest_sample() or (0, None, "")
         if given is not None:
             return self._data_by_rank(given)
-        if evidence.is_another_sample():
-            return self._data_by_rank(f"{listed(parts)} differ: it is another sample altogether")
-        which = f"only {listed(parts)} differs; " if parts else ""
+        if nearest not in (None, asked):
+            return self._data_by_rank(
+                f"asked for sample {asked}, it gave a `{part}` that is nearest to that of {nearest}"
+            )
+        if nearest is None and evidence.is_another_sample():
+            return self._data_by_rank(
+                f"{parts} differ, as much as between samples: it is another sample, or augmented "
+                "beyond recognition"
+            )
+        which = f"only {parts} differs; " if parts else ""
+        if nearest is not None:
+            which += f"it is still sample {asked}, augmented otherwise; "
         return Finding(
             slug="verify-data-random",
             what=self._what(),
-            why=f"the same samples were asked for; {which}{evidence.ranks_that_differ()}: usually "
+            why=f"{which}{evidence.ranks_that_differ()}: usually "
             "randomness tied to the rank or to what was drawn before, such as a generator seeded "
-            "with RANK or made once for the data set; else samples picked by rank",
-            fix=_KEYS,
+            "with RANK or made once for the data set",
+            fix=KEYS,
         )
 
     def _data_by_rank(self, seen: str) -> Finding:
@@ -166,7 +186,7 @@ class _Cause:
                 "is in the loss"
             )
         if evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         changed = evidence.buffers_changed()
         if changed:
             return self._buffers(
@@ -179,7 +199,7 @@ class _Cause:
             why=f"the batch is the same; {evidence.ranks_that_differ()}: usually randomness tied "
             "to the rank in loss or model (a generator seeded with RANK), or something that loss "
             "or model carries from slot to slot",
-            fix=f"{_KEYS}; dropout and all of torch's own generator is seeded per slot already",
+            fix=f"{KEYS}; dropout and all of torch's own generator is seeded per slot already",
         )
 
     def _world_in_loss(self, seen: str) -> Finding:
@@ -197,7 +217,7 @@ class _Cause:
         if apart is not None:
             return self._not_reduced(apart)
         if evidence.is_rounding():
-            return self._rounding()
+            return explain_rounding(self._what())
         factor, called = evidence.world_factor(), evidence.collectives()
         seen = f"it is {factor} what it is on one rank; " if factor else ""
         seen += f"loss or model talk to other ranks: {listed(called)}; " if called else ""
@@ -263,15 +283,17 @@ class _Cause:
             "LayerNorm have nothing to combine",
         )
 
-    def _rounding(self) -> Finding:
-        return Finding(
-            slug="verify-rounding",
-            what=self._what(),
-            why="what comes before agrees and the difference is as small as float32's rounding: "
-            "part of model or loss computes in less than float64, such as `.float()`; or gradients "
-            "are so near zero that Adam magnifies their last bits (BatchNorm over two samples)",
-            fix="take the cast out (`x.to(weight.dtype)`), or measure by float32: --tolerance 1e-5",
-        )
+
+def explain_rounding(what: str) -> Finding:
+    """A difference as small as float32's rounding."""
+    return Finding(
+        slug="verify-rounding",
+        what=what,
+        why="what comes before agrees and the difference is as small as float32's rounding: "
+        "part of model or loss computes in less than float64, such as `.float()`; or gradients "
+        "are so near zero that Adam magnifies their last bits (BatchNorm over two samples)",
+        fix="take the cast out (`x.to(weight.dtype)`), or measure by float32: --tolerance 1e-5",
+    )
 
 
 def _shown(value: Any) -> str:

@@ -92,6 +92,11 @@ class Comparison:
 
 def compare(one: Recording, many: Recording, tolerance: float = TOLERANCE) -> Comparison:
     """Compare the recording of one rank with that of many, in order, up to the first difference."""
+    return judge(Walk(one, many, tolerance))
+
+
+def judge(walk: Walk) -> Comparison:
+    """Take a walk up to the first difference."""
     tallies = {
         "samples": Tally("samples asked for", "slots"),
         "batch": Tally("batch content", "slots"),
@@ -101,43 +106,42 @@ def compare(one: Recording, many: Recording, tolerance: float = TOLERANCE) -> Co
         "buffer": Tally("buffers", "tensors"),
         "ranks": Tally("rank against rank", "tensors"),
     }
-    walk = _Walk(one, many, tolerance)
     first = None
     for measured in walk.measure():
         tally = tallies[measured.row]
         tally.count += 1
         tally.largest = max(tally.largest, measured.apart)
-        if measured.apart > tolerance:
+        if measured.apart > walk.tolerance:
             first = measured
             break
-    not_finite = _first_not_finite(one) if first is None else None
-    return Comparison(tallies, first, tolerance, sorted(walk.unjudged), not_finite)
+    not_finite = _first_not_finite(walk.one) if first is None else None
+    return Comparison(tallies, first, walk.tolerance, sorted(walk.unjudged), not_finite)
 
 
-class _Walk:
+class Walk:
     """Goes through two recordings in the order of cause and effect."""
 
     def __init__(self, one: Recording, many: Recording, tolerance: float) -> None:
-        self._one = one
-        self._many = many
-        self._tolerance = tolerance
+        self.one = one
+        self.many = many
+        self.tolerance = tolerance
         self.unjudged: set[str] = set()
         self._noise = 0.0
         """How far apart the weights are that are not judged."""
 
     def measure(self) -> Iterator[Measured]:
-        for step in range(-1, min(self._one.num_steps, self._many.num_steps)):
+        for step in range(-1, min(self.one.num_steps, self.many.num_steps)):
             if step >= 0:
-                yield from self._slots(step)
-                yield from self._losses(step)
+                yield from self.slots(step)
+                yield from self.losses(step)
                 yield from self._tensors("gradient", "gradients", step)
                 self._note_noise(step)
             yield from self._tensors("weight", "parameters", step)
             self._measure_noise(step)
             yield from self._tensors("buffer", "buffers", step)
 
-    def _slots(self, step: int) -> Iterator[Measured]:
-        one, many = self._one.slots(step), self._many.slots(step)
+    def slots(self, step: int) -> Iterator[Measured]:
+        one, many = self.one.slots(step), self.many.slots(step)
         for field in ("ids", "batch"):
             for slot in sorted({*one, *many}):
                 rank, there = many.get(slot, (None, None))
@@ -153,8 +157,8 @@ class _Walk:
                     rank=rank,
                 )
 
-    def _losses(self, step: int) -> Iterator[Measured]:
-        one, many = self._one.slots(step), self._many.slots(step)
+    def losses(self, step: int) -> Iterator[Measured]:
+        one, many = self.one.slots(step), self.many.slots(step)
         sums = (abs(total) for _, slot in one.values() for total, _ in slot.terms.values())
         scale = max(filter(math.isfinite, sums), default=0.0)
         for slot, (_, expected) in sorted(one.items()):
@@ -162,14 +166,14 @@ class _Walk:
             for name in dict.fromkeys([*expected.terms, *found.terms]):
                 place = f"slot {slot}, term `{name}`"
                 a, b = expected.terms.get(name), found.terms.get(name)
-                yield self._number(step, place, a and a[0], b and b[0], scale, rank)
-                yield self._number(step, f"{place}, weight", a and a[1], b and b[1], 0, rank)
+                yield self.number(step, place, a and a[0], b and b[0], scale, rank)
+                yield self.number(step, f"{place}, weight", a and a[1], b and b[1], 0, rank)
             yield from self._weights(step, f"slot {slot}", expected.weights, found.weights, rank)
-        for other in self._many.ranks:
+        for other in self.many.ranks:
             yield from self._weights(
                 step,
                 "the whole step",
-                self._one.ranks[0].steps[step].weights,
+                self.one.ranks[0].steps[step].weights,
                 other.steps[step].weights,
                 other.start.rank,
             )
@@ -180,16 +184,16 @@ class _Walk:
         one, many = one or {}, many or {}
         for name in dict.fromkeys([*one, *many]):
             place = f"{where}, weight() of `{name}`"
-            yield self._number(step, place, one.get(name), many.get(name), 0, rank)
+            yield self.number(step, place, one.get(name), many.get(name), 0, rank)
 
-    def _number(
+    def number(
         self,
         step: int,
         place: str,
         one: float | None,
         many: float | None,
         scale: float,
-        rank: int,
+        rank: int | None,
     ) -> Measured:
         if one is None or many is None:
             apart = 0.0 if one is many else math.inf
@@ -202,7 +206,7 @@ class _Walk:
         )
 
     def _tensors(self, kind: Kind, field: str, step: int) -> Iterator[Measured]:
-        one, many = self._one, self._many
+        one, many = self.one, self.many
         names = list(dict.fromkeys([*one.names(field, step), *many.names(field, step)]))
         total = norm_of_all(one, field, step)
         for name in names:
@@ -242,8 +246,8 @@ class _Walk:
     def _note_noise(self, step: int) -> None:
         """A gradient below the tolerance is rounding noise (a bias before a normalisation), and
         Adam makes steps of any size from it: from here on such weights are not judged."""
-        for run in (self._one, self._many):
-            limit = self._tolerance * norm_of_all(run, "gradients", step)
+        for run in (self.one, self.many):
+            limit = self.tolerance * norm_of_all(run, "gradients", step)
             for name in run.names("gradients", step):
                 gradient = run.whole("gradients", step, name)
                 if gradient is not None and 0 < gradient.norm <= limit:
@@ -253,7 +257,7 @@ class _Walk:
         """What is not judged may show in a buffer: the mean before a normalisation has the bias in
         it. Fingerprints only estimate a distance; none is ten times too small."""
         pairs = (
-            (self._one.whole("parameters", step, n), self._many.whole("parameters", step, n))
+            (self.one.whole("parameters", step, n), self.many.whole("parameters", step, n))
             for n in self.unjudged
         )
         self._noise = 10 * sum(a.distance(b) for a, b in pairs if a is not None and b is not None)

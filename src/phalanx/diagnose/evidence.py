@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from phalanx.diagnose.compare import Measured
 from phalanx.diagnose.recording import Fingerprint, Recording, SlotRecord, StartRecord
 
-_ROUNDING = 1e-5  # float32 keeps seven digits; more than this apart is no rounding of it
+ROUNDING = 1e-5  # float32 keeps seven digits; more than this apart is no rounding of it
 
 
 class Evidence:
@@ -49,6 +49,32 @@ class Evidence:
         return [
             part for part, rows in expected.samples.items() if rows != found.samples.get(part, rows)
         ]
+
+    def content_that_differs(self) -> list[str]:
+        """The same element by element, where the batch was small enough to be kept."""
+        return self._content(self._slot, ("on 1 rank", f"on {self._many.world} ranks"))
+
+    def content_of_step(self, sides: tuple[str, str]) -> list[str]:
+        """The same sample by sample, whatever their slots."""
+        return self._content(None, sides) if self._first.step >= 0 else []
+
+    def _content(self, slot: int | None, sides: tuple[str, str]) -> list[str]:
+        from phalanx.diagnose.content import describe_parts, read_content
+
+        one, many = (read_content(run, self._first.step, slot) for run in (self._one, self._many))
+        return [] if one is None or many is None else list(describe_parts(one, many, sides))
+
+    def nearest_sample(self) -> tuple[int, int, str] | None:
+        """A sample that differs, the one whose content it is nearest to, and the part that shows
+        it; None where that cannot be told."""
+        from phalanx.diagnose.content import Content, nearest_sample, read_content
+
+        found = read_content(self._many, self._first.step, self._slot)
+        known = Content()
+        for step in range(self._one.num_steps):
+            for part, rows in (read_content(self._one, step) or Content()).rows.items():
+                known.rows.setdefault(part, {}).update(rows)
+        return None if found is None else nearest_sample(found, known)
 
     def is_another_sample(self) -> bool:
         """Whether everything about a sample differs, not only what is drawn at random."""
@@ -108,16 +134,22 @@ class Evidence:
         into one of its own. In the first step both sides compute the same slots from the same bits,
         but a gradient is the sum of slots that were scaled by the number of ranks."""
         first = self._first
-        return (first.step > 0 or first.kind == "gradient") and first.apart < _ROUNDING
+        return (first.step > 0 or first.kind == "gradient") and first.apart < ROUNDING
 
     def buffers_changed(self) -> list[str]:
         """Buffers, other than BatchNorm's, that are not what they were at the start."""
+        return [name for name in self._changed() if name not in self.start.statistics]
+
+    def statistics_changed(self) -> list[str]:
+        """BatchNorm's buffers that are not what they were at the start."""
+        return [name for name in self._changed() if name in self.start.statistics]
+
+    def _changed(self) -> list[str]:
         one, step = self._one, self._first.step
         return [
             name
             for name in one.names("buffers", -1)
-            if name not in self.start.statistics
-            and one.whole("buffers", -1, name) != one.whole("buffers", step, name)
+            if one.whole("buffers", -1, name) != one.whole("buffers", step, name)
         ]
 
     def disagreement(self, field: str) -> str | None:
@@ -134,9 +166,12 @@ class Evidence:
         return one.distance(other) > self._tolerance * max(one.norm, other.norm)
 
     def _pair(self) -> tuple[SlotRecord, SlotRecord]:
-        step = self._first.step
-        slot = int(self._first.place.split(",")[0].removeprefix("slot "))
+        step, slot = self._first.step, self._slot
         return self._one.slots(step)[slot][1], self._many.slots(step)[slot][1]
+
+    @property
+    def _slot(self) -> int:
+        return int(self._first.place.split(",")[0].removeprefix("slot "))
 
     def _ratios(self, expected: SlotRecord, found: SlotRecord) -> Iterator[float]:
         """many / one of every sum and weight of a term that differs between two slots."""

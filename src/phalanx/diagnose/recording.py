@@ -1,6 +1,7 @@
 """A recorded run: what every slot was given and lost, what every tensor was after every step.
 
 recordings/rank-N.jsonl      a `start` line, then one `step` line per optimizer step
+recordings/batches/S-K.npz   what the data set gave for slot K of step S, while there is space
 
 Tensors are not kept, only a `Fingerprint` of each: a few numbers that are the same for equal
 tensors and, for any difference, differ with overwhelming probability. Ranks write the lines
@@ -79,6 +80,10 @@ class SlotRecord:
     """What Recipe.weight said; None when it depends on the predictions."""
     collectives: list[str] = field(default_factory=list)
     """Where loss or model talked to other ranks themselves: `recipe.py:57 allreduce`."""
+    is_random: bool = False
+    """Whether loss or model drew from torch's generator, which is seeded per slot."""
+    dropout: list[str] = field(default_factory=list)
+    """Functions whose dropout was disabled: `F.dropout`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,8 @@ class StartRecord:
     """Buffers that are BatchNorm's running statistics."""
     parts: dict[str, str] = field(default_factory=dict)
     """Which part of a tensor this rank holds, by name; all of it where there is no entry."""
+    dropout: list[str] = field(default_factory=list)
+    """Rates of dropout that were set to 0, as `module.attribute`."""
 
     def to_json(self) -> dict[str, Any]:
         record = dict(vars(self))
@@ -161,6 +168,8 @@ class Recording:
     """What all ranks of a run wrote, in rank order."""
 
     ranks: list[RankRecording]
+    folder: Path | None = field(default=None, compare=False)
+    """Where the batches are."""
 
     @property
     def world(self) -> int:
@@ -199,6 +208,13 @@ class Recording:
             total = first if total is None else total + first
         return total
 
+    @property
+    def disabled_dropout(self) -> list[str]:
+        """All dropout that was disabled, by module or function."""
+        first = self.ranks[0]
+        called = {name for step in first.steps for slot in step.slots for name in slot.dropout}
+        return [*first.start.dropout, *sorted(called)]
+
     def names(self, kind: str, step: int) -> list[str]:
         """Names of the tensors some rank has, in the order of the first rank."""
         return list(dict.fromkeys(n for tensors in self.held(kind, step) for n in tensors))
@@ -207,6 +223,11 @@ class Recording:
 def recording_file(folder: Path, rank: int) -> Path:
     """Where a rank writes."""
     return folder / f"rank-{rank}.jsonl"
+
+
+def batch_file(folder: Path, step: int, slot: int) -> Path:
+    """Where the content of a slot is."""
+    return folder / "batches" / f"{step}-{slot}.npz"
 
 
 def write_line(path: Path, record: StartRecord | StepRecord) -> None:
@@ -228,4 +249,4 @@ def read_recording(folder: Path, world: int) -> Recording:
         assert kinds[0] == "start" and set(kinds[1:]) <= {"step"}
         steps = [StepRecord.from_json(record) for record in records[1:]]
         ranks.append(RankRecording(StartRecord.from_json(records[0]), steps))
-    return Recording(ranks)
+    return Recording(ranks, folder)

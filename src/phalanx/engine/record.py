@@ -1,6 +1,9 @@
 """Writes down what a rank computes, for `verify`: every slot's samples, batch and loss, and a
 fingerprint of every gradient, weight and buffer at every step.
 
+With `has_dropout` False, dropout is disabled: its masks follow the micro-batches, and runs with
+different micro-batches are compared without it.
+
 Only when the plan asks for it. It changes nothing that is computed, but waits for the device and
 reads every tensor several times a step.
 """
@@ -24,12 +27,14 @@ from phalanx.diagnose.recording import (
     StartRecord,
     StepRecord,
     Tensors,
+    batch_file,
     recording_file,
     write_line,
 )
 from phalanx.engine.buffers import statistics_names
 from phalanx.engine.data import MicroBatch
 from phalanx.engine.fingerprint import fingerprints, part_label
+from phalanx.engine.no_dropout import DISABLED, clear_rates
 from phalanx.engine.optimize import Optimizer
 from phalanx.engine.shards import Shard, shard_of
 from phalanx.engine.strategies.base import Strategy
@@ -37,6 +42,8 @@ from phalanx.engine.tensor_file import as_bytes
 from phalanx.recipe.interface import Term
 
 _ROW_HASH = 12  # hex digits: 48 bits tell thousands of samples apart
+_BATCH_BYTES = 64 << 20  # of batches that a rank writes in all; after that only hashes
+_TEXT = 200  # characters of a plain value that are written
 
 Terms = Mapping[str, Term]
 
@@ -44,10 +51,13 @@ Terms = Mapping[str, Term]
 class Recorder:
     """Records one rank."""
 
-    def __init__(self, folder: Path, strategy: Strategy) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, strategy: Strategy, *, has_dropout: bool = True) -> None:
+        (folder / "batches").mkdir(parents=True, exist_ok=True)
         process, model = strategy.process, strategy.model
+        self._folder = folder
         self._file = recording_file(folder, process.rank)
+        self._room = _BATCH_BYTES
+        self._step = 0
         self._strategy = strategy
         self._is_first = process.is_first
         outside = _outside(strategy.optimizer, model)
@@ -68,6 +78,7 @@ class Recorder:
                 frozen=[n for n, p in self._parameters.items() if not p.requires_grad],
                 statistics=sorted(statistics_names(model)),
                 parts={n: label for n, shard in held.items() if (label := part_label(shard))},
+                dropout=[] if has_dropout else clear_rates(model),
             ),
         )
 
@@ -75,8 +86,12 @@ class Recorder:
         """The loss of a slot. The batch is read first: the recipe may write into it."""
         ids = [] if micro_batch.ids is None else micro_batch.ids.tolist()
         batch, samples = hash_batch(micro_batch.batch, len(ids))
+        self._write_batch(micro_batch)
+        DISABLED.clear()
+        before = _generators(self._strategy.process.device)
         with _Collectives() as collectives:
             terms = run()
+        after = _generators(self._strategy.process.device)
         self._slots.append(
             SlotRecord(
                 slot=micro_batch.slot,
@@ -86,9 +101,19 @@ class Recorder:
                 terms={name: (_number(t.sum), _number(t.weight)) for name, t in terms.items()},
                 weights=micro_batch.weights,
                 collectives=sorted(collectives.seen),
+                is_random=not all(map(torch.equal, before, after)),
+                dropout=sorted(DISABLED),
             )
         )
         return terms
+
+    def _write_batch(self, micro_batch: MicroBatch) -> None:
+        leaves = {path: as_array(leaf) for path, leaf in _leaves(micro_batch.batch)}
+        self._room -= sum(array.nbytes for array in leaves.values())
+        if self._room < 0:
+            return
+        path = batch_file(self._folder, self._step, micro_batch.slot)
+        np.savez(path, np.array(list(leaves), dtype=str), *leaves.values())
 
     def step(self, step: int, lr: float, weights: dict[str, float] | None) -> None:
         """The end of a step; `weights` are those of the global batch."""
@@ -105,6 +130,7 @@ class Recorder:
             ),
         )
         self._slots = []
+        self._step = step + 1
 
     def _read_gradients(self) -> None:
         self._gradients = fingerprints(
@@ -121,6 +147,16 @@ class Recorder:
     def _read_buffers(self) -> Tensors:
         named = self._strategy.model.named_buffers()
         return fingerprints({name: shard_of(buffer, is_first=True) for name, buffer in named})
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators that loss and model draw from."""
+    states = [torch.default_generator.get_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    if device.type == "mps":
+        states.append(torch.mps.get_rng_state())
+    return states
 
 
 def _number(value: float | Tensor) -> float:
@@ -173,6 +209,20 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in pairs:
         yield from _leaves(value, f"{path}.{name}" if path else name)
+
+
+def as_array(leaf: Any) -> np.ndarray[Any, Any]:
+    """A leaf as an array that numpy writes without pickle; a plain value as text."""
+    if isinstance(leaf, Tensor):
+        tensor = leaf.detach().cpu()
+        tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+        try:
+            return tensor.numpy()
+        except TypeError:  # a type that numpy has not
+            return tensor.float().numpy()
+    if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+        return leaf
+    return np.array(_plain(leaf)[:_TEXT])
 
 
 def _plain(leaf: Any) -> str:

@@ -105,7 +105,13 @@ def _work(
 
         return run_evaluation(job, plan, process, recipe, events)
     if plan.measured_micro_batches is None:
-        return Worker(run, job, plan, process, recipe, events, stop).train()
+        worker = Worker(run, job, plan, process, recipe, events, stop)
+        if plan.has_dropout:
+            return worker.train()
+        from phalanx.engine.no_dropout import dropout_disabled
+
+        with dropout_disabled():
+            return worker.train()
     from phalanx.engine.bench import run_bench
 
     return run_bench(job, plan, process, events, stop)
@@ -168,7 +174,9 @@ class Worker:
             from phalanx.engine.record import Recorder  # nobody else waits for its imports
 
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
-            parts.train_step.recorder = Recorder(self.run.recordings, parts.strategy)
+            parts.train_step.recorder = Recorder(
+                self.run.recordings, parts.strategy, has_dropout=plan.has_dropout
+            )
         evaluator = self._make_evaluator(parts, saving.average)
         wishes = make_wishes(
             job,

@@ -109,17 +109,18 @@ def _compare(
     steps: int,
     on_findings: Callable[[list[Finding]], None],
 ) -> Rung:
+    """Only the ranks end a ladder: the plan's micro-batches may differ because the job says so, and
+    with other numbers of ranks they differ again."""
     done = verify_job(source, overrides, ranks=_COMPARED_RANKS, steps=steps)
-    if not done.passed:
+    if not done.comparison.is_same:
         raise UserError(done.findings, exit_code=ExitCode.FAILED)
-    on_findings(done.findings)
-    tolerance = f"{done.comparison.tolerance:g} of the norm, in float64"
-    return Rung(
-        _COMPARED_RANKS,
-        done.plan.device.value,
-        done.steps,
-        f"the same as on 1 rank, to {tolerance}",
+    on_findings(
+        [replace(f, severity="warning") if f.severity == "error" else f for f in done.findings]
     )
+    verdict = f"the same as on 1 rank, to {done.comparison.tolerance:g} of the norm, in float64"
+    if not done.passed:
+        verdict += f", in micro-batches of {done.plan.micro_batch_size.value}; not in the plan's"
+    return Rung(_COMPARED_RANKS, done.plan.device.value, done.steps, verdict)
 
 
 class _Runs:

@@ -1,31 +1,54 @@
-"""Runs a job on one rank and on many, each recorded, and compares: `phalanx verify`."""
+"""Runs a job on one rank and on many, each recorded, and compares: `phalanx verify`.
+
+the same micro-batches on both sides     what differs is due to the number of ranks
+those that `train` plans for each side   what differs now is due to the micro-batches; not run where
+                                         both plans cut a step alike, or where the ranks differ
+"""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phalanx.diagnose.cause import explain, explain_crash
+from phalanx.diagnose.cause import explain
 from phalanx.diagnose.compare import TOLERANCE, Comparison, compare
-from phalanx.diagnose.recording import Recording, read_recording
-from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.diagnose.micro_batches import Cuts, about_dropout, compare_cuts, explain_cuts
+from phalanx.errors import Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
-from phalanx.launch.hang import watch_for
 from phalanx.launch.launcher import Launcher
-from phalanx.launch.outcomes import Outcome
-from phalanx.launch.prepare import Prepared, Source, open_run, prepare, resolve_source
-from phalanx.launch.run_folder import RunFailedError, run_folder
-from phalanx.launch.supervisor import Supervisor
+from phalanx.launch.prepare import Prepared, Source, prepare, resolve_source
+from phalanx.launch.recorded_runs import RecordedRuns, run_name
+from phalanx.launch.run_folder import run_folder
+from phalanx.launch.trace import AskTrace, trace_recipe
+from phalanx.launch.trace_cache import remembering
 from phalanx.machine import Machine
-from phalanx.planner.comparable import Side, comparable_sides, devices_for
+from phalanx.machine.gpus import may_have_cuda
+from phalanx.planner.comparable import Side, comparable_sides, devices_for, planned_sides
 from phalanx.planner.plan import Plan
-from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
+from phalanx.planner.trace import Trace
+from phalanx.planner.wanted import wanted_precisions
+
+
+@dataclass(frozen=True)
+class PlannedComparison:
+    """The comparison in the micro-batches that `train` plans."""
+
+    comparison: Comparison
+    cuts: Cuts
+    dropout: list[str]
+    """Dropout that was disabled for it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "micro_batch_size": {"1": self.cuts.one, str(self.cuts.ranks): self.cuts.many},
+            "sync_batchnorm": self.cuts.is_synced,
+            "disabled_dropout": self.dropout,
+            **self.comparison.to_json(),
+        }
 
 
 @dataclass(frozen=True)
@@ -33,6 +56,10 @@ class Verification:
     """Whether training on many ranks was training on one."""
 
     comparison: Comparison
+    """In the same micro-batches on both sides."""
+    planned: PlannedComparison | None
+    """In those that `train` plans; None where they are the same on both sides, or where the ranks
+    differ already."""
     recipe: str
     plan: Plan
     """What was done on many ranks."""
@@ -44,7 +71,8 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        return self.comparison.is_same
+        planned = self.planned
+        return self.comparison.is_same and (planned is None or planned.comparison.is_same)
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -59,6 +87,7 @@ class Verification:
             "global_batch_size": plan.global_batch_size.value,
             "micro_batch_size": plan.micro_batch_size.value,
             **self.comparison.to_json(),
+            "planned": self.planned.to_json() if self.planned is not None else None,
             "findings": [finding.to_json() for finding in self.findings],
             "kept": str(self.kept) if self.kept else None,
         }
@@ -79,23 +108,83 @@ def verify_job(
     _check_request(ranks, steps, keep)
     with run_folder("verify", keep) as folder, Launcher() as launcher:
         say("looking at the machine and the recipe")
-        prepared, notes = _prepare(source, overrides, ranks=ranks, steps=steps, launcher=launcher)
+        prepared, precision, notes = _prepare(
+            source, overrides, ranks=ranks, steps=steps, launcher=launcher
+        )
         steps = min(steps, prepared.plan.total_steps.value)
         one, many, found = comparable_sides(
             prepared.job, prepared.machine, prepared.trace, prepared.plan, steps=steps
         )
-        runs = _Runs(prepared, launcher, folder, steps, say)
+        runs = RecordedRuns(prepared, launcher, folder, steps, say)
         first, second = runs.record(one, many)
+        plan = runs.sides[1].plan
         compared = compare(first, second, tolerance)
-        difference = explain(compared, first, second)
+        found += [difference] if (difference := explain(compared, first, second)) else []
+        planned = None
+        if compared.is_same:
+            planned, differences = _compare_planned(prepared, precision, runs, tolerance)
+            found += differences
         return Verification(
             comparison=compared,
+            planned=planned,
             recipe=prepared.job.recipe,
-            plan=runs.plan,
+            plan=plan,
             steps=steps,
-            findings=[*notes, *found, *runs.findings, *([difference] if difference else [])],
+            findings=[*notes, *runs.findings, *found],
             kept=keep,
         )
+
+
+def _compare_planned(
+    prepared: Prepared, precision: str, runs: RecordedRuns, tolerance: float
+) -> tuple[PlannedComparison | None, list[Finding]]:
+    """Compare in the micro-batches that `train` plans, where those are not the same."""
+
+    def plan(job: Job) -> tuple[Side, Side] | None:
+        return planned_sides(
+            job,
+            prepared.machine,
+            prepared.trace,
+            prepared.plan,
+            precision=precision,
+            calibration=prepared.calibration,
+        )
+
+    sides = plan(prepared.job)
+    if sides is None:
+        return None, []
+    one, many = runs.record(*sides, name="planned")
+    cuts = _cuts(prepared.job, *runs.sides)
+    compared = compare_cuts(one, many, tolerance, cuts)
+
+    def try_synced() -> Comparison | None:
+        """With statistics over all ranks, where one round of them holds the whole batch."""
+        synced = plan(prepared.job.model_copy(update={"sync_batchnorm": True}))
+        is_open = not (cuts.is_synced or prepared.trace.own_batchnorms)
+        if not is_open or prepared.job.determinism == "exact" or synced is None:
+            return None
+        if any(side.plan.accumulation.value > 1 for side in synced):
+            return None
+        recordings = runs.record(*synced, name="synced")
+        return compare_cuts(*recordings, tolerance, _cuts(prepared.job, *runs.sides))
+
+    difference = explain_cuts(compared, one, many, cuts, try_synced)
+    findings = [f for f in (about_dropout(one, cuts), difference) if f is not None]
+    return PlannedComparison(compared, cuts, one.disabled_dropout), findings
+
+
+def _cuts(job: Job, one: Side, many: Side) -> Cuts:
+    fix = f"micro_batch_size={many.micro}"
+    if job.gradient_accumulation is not None:
+        fix += " gradient_accumulation=null"
+    return Cuts(
+        one=one.micro,
+        many=many.micro,
+        ranks=many.plan.ranks.value,
+        is_synced=many.plan.sync_batchnorm.value,
+        is_even=one.is_even and many.is_even,
+        fix=fix if one.micro != many.micro else "",
+    )
 
 
 def _check_request(ranks: int, steps: int, keep: Path | None) -> None:
@@ -109,7 +198,8 @@ def _check_request(ranks: int, steps: int, keep: Path | None) -> None:
                 fix="--ranks 2 --steps 5",
             )
         )
-    there = [name for name in (_run_name(1), _run_name(ranks)) if keep and (keep / name).exists()]
+    names = (run_name(count, name) for name in _NAMES for count in (1, ranks))
+    there = [name for name in names if keep and (keep / name).exists()]
     if there:
         problems.append(
             Finding(
@@ -123,8 +213,8 @@ def _check_request(ranks: int, steps: int, keep: Path | None) -> None:
         raise UserError(problems)
 
 
-def _run_name(ranks: int) -> str:
-    return "1-rank" if ranks == 1 else f"{ranks}-ranks"
+_NAMES = ("", "planned", "synced")
+"""Of the pairs of runs: in the same micro-batches, in those of the plans, with synced norms."""
 
 
 def _prepare(
@@ -134,11 +224,17 @@ def _prepare(
     ranks: int,
     steps: int,
     launcher: Launcher,
-) -> tuple[Prepared, list[Finding]]:
+) -> tuple[Prepared, str, list[Finding]]:
+    """The job as it is compared, the precision that `train` would have, and notes."""
     notes: list[Finding] = []
+    precision = "auto"
+    ask = remembering(partial(trace_recipe, launcher=launcher), is_fresh=True)
     if source is not None:
         loaded = load_job(resolve_source(source), overrides)
+        precision = loaded.job.precision
         notes += _changed(loaded, ranks, steps)
+        if may_have_cuda():  # there the micro-batches of `train` depend on what its precision takes
+            ask = _asking_also(ask, wanted_precisions(loaded.job, accelerator="cuda"))
         if loaded.job.epochs is None and loaded.job.steps is None:
             overrides = [*overrides, Override("steps", steps, "--steps")]
     overrides = [
@@ -152,8 +248,34 @@ def _prepare(
         notes.extend([note] if note else [])
         return job.model_copy(update={"devices": devices})
 
-    prepared = prepare(source, overrides, adapt=place, launcher=launcher)
-    return prepared, [*notes, *prepared.findings]
+    prepared = prepare(source, overrides, adapt=place, launcher=launcher, ask_trace=ask)
+    return prepared, precision, [*notes, *prepared.findings]
+
+
+def _one_global_batch(job: Job, ranks: int) -> Finding:
+    micro = job.batch_per_gpu or 1
+    own = micro * (job.gradient_accumulation or 1)
+    total = own * ranks
+    return Finding(
+        slug="verify-changes",
+        what=f"the global batch is {total} on 1 rank too",
+        why=f"batch_per_gpu = {micro} makes it {own} on 1 rank and {total} on {ranks} ranks: "
+        "`train` is not the same there, by its batch",
+        fix=f"nothing to do; or for any number of ranks: global_batch_size={total} "
+        f"micro_batch_size={micro} batch_per_gpu=null gradient_accumulation=null",
+        severity="note",
+    )
+
+
+def _asking_also(ask: AskTrace, precisions: tuple[str, ...]) -> AskTrace:
+    """The same question, about these precisions too."""
+
+    def asking(
+        recipe: str, options: dict[str, Any], wanted: tuple[str, ...]
+    ) -> tuple[Trace | None, list[Finding]]:
+        return ask(recipe, options, tuple(dict.fromkeys([*wanted, *precisions])))
+
+    return asking
 
 
 def _changed(loaded: LoadedJob, ranks: int, steps: int) -> list[Finding]:
@@ -173,7 +295,8 @@ def _changed(loaded: LoadedJob, ranks: int, steps: int) -> list[Finding]:
         changed.append(("precision", "fp64: rounding would hide what is looked for"))
     if job.stop_after is not None:
         changed.append(("stop_after", f"{steps} steps"))
-    return [
+    notes = [_one_global_batch(job, ranks)] if job.batch_per_gpu is not None else []
+    return notes + [
         Finding(
             slug="verify-changes",
             what=f"`{key}` is {new}",
@@ -183,93 +306,3 @@ def _changed(loaded: LoadedJob, ranks: int, steps: int) -> list[Finding]:
         )
         for key, new in changed
     ]
-
-
-class _Runs:
-    """The two runs, one after the other, until both had the same micro-batches."""
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        launcher: Launcher,
-        folder: Path,
-        steps: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self._prepared = prepared
-        self._launcher = launcher
-        self._folder = folder
-        self._steps = steps
-        self._say = say
-        self.findings: list[Finding] = []
-        """Said by the ranks, each once."""
-        self.plan = prepared.plan
-        """As it was in the end on many ranks."""
-        self._made: list[RunDirectory] = []
-
-    def record(self, one: Side, many: Side) -> tuple[Recording, Recording]:
-        """Run both. When a rank ran out of memory its plan got a smaller micro-batch, and then the
-        other side needs it too; sizes only shrink, so this ends."""
-        while True:
-            recordings = []
-            for side in (one, many):
-                recording, plan = self._run(side)
-                recordings.append(recording)
-                if plan.batch != side.plan.batch:
-                    self._forget()
-                    one, many = one.cut(plan.micro_batch_size), many.cut(plan.micro_batch_size)
-                    break
-            else:
-                self.plan = many.plan
-                return recordings[0], recordings[1]
-
-    def _run(self, side: Side) -> tuple[Recording, Plan]:
-        ranks = side.plan.ranks.value
-        name = _run_name(ranks)
-        self._say(f"training {self._steps} steps on {name.replace('-', ' ')}")
-        update = {"output": str(self._folder), "name": name}
-        prepared = replace(
-            self._prepared, job=side.job.model_copy(update=update), plan=side.plan, findings=[]
-        )
-        with open_run(prepared) as run:
-            self._made.append(run)
-            outcome = Supervisor(
-                run,
-                side.plan,
-                launcher=self._launcher,
-                max_restarts=side.job.max_restarts,
-                watch=watch_for(side.job, side.plan),
-                sinks=None,
-                on_event=self._take,
-            ).run()
-        self._judge(outcome, ranks)
-        plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
-        recording = read_recording(run.recordings, ranks)
-        return recording, plan
-
-    def _forget(self) -> None:
-        """Make room for runs of the same names."""
-        while self._made:
-            shutil.rmtree(self._made.pop().path)
-
-    def _judge(self, outcome: Outcome, ranks: int) -> None:
-        if outcome.status == "failed":
-            cause = explain_crash(outcome.findings) if ranks == 1 else None
-            findings = [*outcome.findings, *([cause] if cause else [])]
-            raise RunFailedError(findings, exit_code=outcome.exit_code)
-        if outcome.step != self._steps:
-            raise UserError(
-                Finding(
-                    slug="verify-stopped",
-                    what=f"stopped after {outcome.step or 0} of {self._steps} steps",
-                    why=f"{outcome.reason}; nothing was compared",
-                    fix="run it again",
-                ),
-                exit_code=ExitCode.INTERRUPTED,
-            )
-
-    def _take(self, event: Event) -> None:
-        if event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)

@@ -1,14 +1,17 @@
-"""Two plans that can be compared number by number: the same job on one rank and on many, with the
-same micro-batches, in the same arithmetic. Pure; `launch/verify.py` runs them."""
+"""Two plans that can be compared number by number: the same job on one rank and on many, in the
+same arithmetic, with the same micro-batches or with those that `train` would choose. Pure;
+`launch/verify.py` runs them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Devices, Job
 from phalanx.machine import Machine
+from phalanx.machine.calibration import Calibration
 from phalanx.planner.batch import BatchPlan
 from phalanx.planner.batch_size import micro_batches_per_rank
 from phalanx.planner.plan import Decision, Plan
@@ -27,6 +30,17 @@ class Side:
 
     job: Job
     plan: Plan
+
+    @property
+    def micro(self) -> int:
+        return self.plan.micro_batch_size.value
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all micro-batches of a step are of one size, in every step of an epoch."""
+        batch = self.plan.batch
+        steps = (batch.slots_of(step) for step in (0, batch.steps_per_epoch - 1))
+        return all(len({slot.stop - slot.start for slot in slots}) == 1 for slots in steps)
 
     def cut(self, micro: Decision[int]) -> Side:
         """The same with another micro-batch."""
@@ -72,32 +86,79 @@ def comparable_sides(
 ) -> tuple[Side, Side, list[Finding]]:
     """The job on one rank and on the ranks of `plan`, and what there is to say about the latter."""
     micro = common_micro_batch(plan.batch, plan.ranks.value, steps, trace.has_batchnorm)
+    notes = [_unsynced()] if plan.sync_batchnorm.value else []
+    job = job.model_copy(update={"sync_batchnorm": False})
+    one, _ = _side(job, machine, trace, plan, micro, is_one=True)
+    many, findings = _side(job, machine, trace, plan, micro, is_one=False)
+    return one, many, [*findings, *notes]
+
+
+def planned_sides(
+    job: Job,
+    machine: Machine,
+    trace: Trace,
+    plan: Plan,
+    *,
+    precision: str,
+    calibration: Calibration | None = None,
+) -> tuple[Side, Side] | None:
+    """The job on one rank and on the ranks of `plan`, with micro-batches and BatchNorm as `train`
+    plans them for a `precision`. None where both see the same micro-batches anyway."""
+    total = plan.global_batch_size.value
+    own = job.model_copy(update={"precision": precision})
+    alone = own.model_copy(
+        update={
+            **_alone(job),
+            "global_batch_size": total,
+            "batch_per_gpu": None,
+            "micro_batch_size": job.micro_batch_size or job.batch_per_gpu,
+            "gradient_accumulation": None if job.batch_per_gpu else job.gradient_accumulation,
+        }
+    )
+    first, second = (
+        solve_plan(asked, machine, trace, calibration=calibration)[0] for asked in (alone, own)
+    )
+    is_alike = first.batch.slots_of(0) == second.batch.slots_of(0)
+    if is_alike and not second.sync_batchnorm.value:
+        return None
+    sides = [
+        _side(job, machine, trace, plan, solved.micro_batch_size, is_one=solved is first)[0]
+        for solved in (first, second)
+    ]
+    one, many = (replace(side, plan=replace(side.plan, has_dropout=is_alike)) for side in sides)
+    return one, many
+
+
+def _alone(job: Job) -> dict[str, Any]:
+    return {"devices": one_of(job.devices), "strategy": "single"}
+
+
+def _side(
+    job: Job, machine: Machine, trace: Trace, plan: Plan, micro: Decision[int], *, is_one: bool
+) -> tuple[Side, list[Finding]]:
     fixed = {
         "global_batch_size": plan.global_batch_size.value,
         "batch_per_gpu": None,
         "gradient_accumulation": None,
         "micro_batch_size": micro.value,
-        "sync_batchnorm": False,
         # As the recipe is written.
         "fast": "off",
         "compile": "off",
         "channels_last": "off",
         "cuda_graph": "off",
+        **(_alone(job) if is_one else {}),
     }
-    notes = [_unsynced()] if plan.sync_batchnorm.value else []
     job = job.model_copy(update=fixed)
-    alone = job.model_copy(update={"devices": one_of(job.devices), "strategy": "single"})
-    one, _ = solve_plan(alone, machine, trace)
-    many, findings = solve_plan(job, machine, trace)
-    sides = Side(alone, _recorded(one, plan, micro)), Side(job, _recorded(many, plan, micro))
-    return *sides, [*findings, *notes]
+    solved, findings = solve_plan(job, machine, trace)
+    return Side(job, _recorded(solved, plan, micro)), findings
 
 
 def _unsynced() -> Finding:
     return Finding(
         slug="verify-unsynced",
-        what="BatchNorm is compared over single micro-batches, without `sync_batchnorm`",
-        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others",
+        what="in the same micro-batches, BatchNorm is compared without `sync_batchnorm`",
+        why="sync_batchnorm = true takes statistics over all ranks: one rank would see others; in "
+        "the micro-batches of the plan it is compared with it",
         fix="nothing to do",
         severity="note",
     )

@@ -182,6 +182,8 @@ class Plan:
     """Whether the recipe was not asked for it: the ranks look whether its data is as it was."""
     is_recorded: bool = False
     """Whether the ranks write down what they compute, for `verify`; such a run saves nothing."""
+    has_dropout: bool = True
+    """False: a recorded run disables dropout, whose masks follow the micro-batches."""
     measured_micro_batches: list[int] | None = None
     """Micro-batches that the ranks measure instead of training, for `bench`; empty: only the
     machine. None: they train."""
@@ -247,6 +249,7 @@ class Plan:
             "is_code_kept",
             "is_from_memory",
             "is_recorded",
+            "has_dropout",
             "measured_micro_batches",
             "evaluated",
             "identity",

@@ -93,6 +93,7 @@ def test_verify_finds_two_ranks_equal_to_one(shapes, small, tmp_path):
         "--epochs",
         "2",
         "mixup=0.5",
+        "micro_batch_size=4",  # the same on 1 and on 2 ranks: the model has BatchNorm
     ]
     code, out, err = phalanx("verify", "detection", *given, cwd=tmp_path, timeout_s=240)
     assert code == 0, err

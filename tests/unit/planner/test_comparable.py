@@ -4,7 +4,13 @@ import pytest
 
 from phalanx.job.schema import Devices
 from phalanx.planner.batch import BatchPlan
-from phalanx.planner.comparable import common_micro_batch, comparable_sides, devices_for
+from phalanx.planner.comparable import (
+    common_micro_batch,
+    comparable_sides,
+    devices_for,
+    planned_sides,
+)
+from phalanx.planner.plan import Decision
 from phalanx.planner.solve import solve_plan
 
 
@@ -120,3 +126,64 @@ def test_batchnorm_is_compared_without_synchronising(make_job, make_trace, load_
     assert not one.plan.sync_batchnorm.value
     assert not many.plan.sync_batchnorm.value
     assert [(f.slug, f.severity) for f in findings] == [("verify-unsynced", "note")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"global_batch_size": 64}, (64, 32)),
+        ({"global_batch_size": 64, "gradient_accumulation": 4}, (16, 8)),
+        # Nothing to compare: both see the same micro-batches.
+        ({"global_batch_size": 64, "micro_batch_size": 8}, None),
+        ({"global_batch_size": 64, "determinism": "exact"}, None),
+        ({"batch_per_gpu": 16, "gradient_accumulation": 2}, None),
+    ],
+    ids=str,
+)
+def test_micro_batches_are_those_that_train_plans(
+    make_job, make_trace, load_machine, keys, expected
+):
+    job, place = make_job(devices={"cpu": 2}, precision="fp64", **keys), load_machine("cpu")
+    plan, _ = solve_plan(job, place, make_trace())
+    found = planned_sides(job, place, make_trace(), plan, precision="auto")
+    if expected is None:
+        assert found is None
+        return
+    assert tuple(side.micro for side in found) == expected
+    assert [side.plan.ranks.value for side in found] == [1, 2]
+    for side in found:
+        assert side.plan.is_recorded and not side.plan.has_dropout
+        assert side.plan.precision.value == "fp64"
+        assert side.plan.global_batch_size.value == plan.global_batch_size.value
+
+
+def test_on_gpus_they_are_those_of_the_precision_it_trains_in(make_job, make_trace, load_machine):
+    """In fp64 a sample takes more memory: its plan would cut the batch into smaller ones."""
+    place, trace = load_machine("8xa100"), make_trace()
+    job = make_job(devices={"gpus": [0, 1]}, global_batch_size=64)
+    expected = [
+        solve_plan(job.model_copy(update={"devices": Devices(gpus=gpus)}), place, trace)[0]
+        for gpus in ([0], [0, 1])
+    ]
+    wide = job.model_copy(update={"precision": "fp64"})
+    plan, _ = solve_plan(wide, place, trace)
+    found = planned_sides(wide, place, trace, plan, precision=job.precision)
+    assert [s.micro for s in found] == [p.micro_batch_size.value for p in expected]
+
+
+def test_synced_batchnorm_is_compared_even_in_the_same_micro_batches(
+    make_job, make_trace, load_machine
+):
+    keys = {"global_batch_size": 64, "micro_batch_size": 8, "sync_batchnorm": True}
+    job, place = make_job(devices={"cpu": 2}, **keys), load_machine("cpu")
+    trace = make_trace(has_batchnorm=True)
+    plan, _ = solve_plan(job, place, trace)
+    one, many = planned_sides(job, place, trace, plan, precision="fp64")
+    assert (one.plan.sync_batchnorm.value, many.plan.sync_batchnorm.value) == (False, True)
+    assert one.plan.has_dropout, "masks are the same where micro-batches are"
+
+
+def test_a_side_knows_whether_its_micro_batches_are_of_one_size(make_job, make_trace, load_machine):
+    _, many, _ = sides(make_job, make_trace, load_machine, devices={"cpu": 2})
+    assert many.cut(Decision(16, "")).is_even == (many.plan.num_samples.value % 16 == 0)
+    assert not many.cut(Decision(7, "")).is_even
