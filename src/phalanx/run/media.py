@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
 
 from phalanx.errors import Finding
@@ -12,11 +13,14 @@ _MOST_LETTERS = 100  # of a name; a file system takes 255 bytes
 
 
 def write_media(run: RunDirectory, *, step: int, name: str, suffix: str, content: bytes) -> str:
-    """Write one and return its path relative to the run directory. Of the name only letters, digits
-    and `_.-` are kept: it comes from a recipe, and may be a class name or a path of somebody's."""
+    """Write one and return its path relative to the run directory; one that is there stays, and the
+    new one gets a number. Of the name only letters, digits and `_.-` are kept: it comes from a
+    recipe, and may be a class name or a path of somebody's."""
     kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-")[:_MOST_LETTERS] or "media"
-    path = run.media / f"step-{step}" / f"{kept}{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = run.media / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (f"{kept}{number}{suffix}" for number in ("", *(f"-{n}" for n in count(2))))
+    path = next(path for name in names if not (path := folder / name).exists())
     write_atomic(path, content)
     return str(path.relative_to(run.path))
 
