@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import count
 from pathlib import Path
 
 from phalanx.errors import Finding
@@ -19,8 +18,10 @@ def write_media(run: RunDirectory, *, step: int, name: str, suffix: str, content
     kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-")[:_MOST_LETTERS] or "media"
     folder = run.media / f"step-{step}"
     folder.mkdir(parents=True, exist_ok=True)
-    names = (f"{kept}{number}{suffix}" for number in ("", *(f"-{n}" for n in count(2))))
-    path = next(path for name in names if not (path := folder / name).exists())
+    path, number = folder / f"{kept}{suffix}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{kept}-{number}{suffix}"
     write_atomic(path, content)
     return str(path.relative_to(run.path))
 
