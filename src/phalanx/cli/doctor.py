@@ -59,6 +59,9 @@ def _show(diagnosis: Diagnosis) -> None:
         rows += [("after it", peer) for peer in death.peers[:8]]
     rows += [("attempt before", _earlier(death)) for death in diagnosis.earlier[-5:]]
     rows += [("speed", text) for text in _speed(diagnosis)]
+    for title, metrics in diagnosis.evaluated.items():
+        figures = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+        rows.append(("evaluated", f"{title}: {figures}"))
     console.table(rows)
     if diagnosis.fix:
         console.say(f"fix:  {diagnosis.fix}")

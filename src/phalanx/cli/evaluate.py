@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _NO_BENCHMARK = "none"
+_SHOWN_EXAMPLES = 2
 
 
 def evaluate(
@@ -170,6 +171,7 @@ def _refuse(flags: str) -> None:
 
 def _show(done: Evaluated) -> None:
     from phalanx.cli import console
+    from phalanx.cli.progress import describe_sample
     from phalanx.errors import format_seconds
 
     step = "" if done.step is None else f", step {done.step}"
@@ -184,6 +186,11 @@ def _show(done: Evaluated) -> None:
     ]
     console.table(rows, header=header, right=tuple(range(1, len(header))))
     console.say(f"{done.samples:,} samples in {format_seconds(done.seconds)} on {done.where}")
+    for example in done.examples[:_SHOWN_EXAMPLES]:
+        line = describe_sample(example, console.stdout().width - 2)
+        console.stdout().print(f"  {line}", style="dim", markup=False)
+    for path in done.media:
+        console.say(f"wrote {console.short_path(path)}")
     if done.is_same:
         console.say("the same as in training, to the last bit")
     elif done.is_same is False and all(f.slug != "evaluation-differs" for f in done.findings):

@@ -131,6 +131,13 @@ class RunView:
             self.best = data
         self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
 
+    def _show_evaluated(self, event: Event) -> None:
+        """What somebody found of the run's weights meanwhile."""
+        data = event.data
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in data["metrics"].items())
+        on = data["benchmark"] or "test split"
+        self._say(f"`phalanx evaluate` of step {data['step']}, {on}: {figures}")
+
     def _show_samples(self, event: Event) -> None:
         width = console.stderr().width
         for sample in event.data["samples"][:_SHOWN_SAMPLES]:

@@ -45,6 +45,8 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     """What else there is to say: of its end, its speed, its curves."""
     speed: dict[str, Any] = field(default_factory=dict)
+    evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What `phalanx evaluate` found last on the test split and in each benchmark."""
 
     @property
     def is_bad(self) -> bool:
@@ -83,6 +85,10 @@ def examine(run: RunDirectory) -> Diagnosis:
         earlier=earlier,
         findings=[*_more(said, death), *findings],
         speed=speed_figures(scene),
+        evaluated={
+            event.data.get("benchmark") or "test split": event.data["metrics"]
+            for event in scene.of_kind("evaluated")
+        },
     )
 
 

@@ -23,13 +23,20 @@ from phalanx.job.schema import Job
 from phalanx.planner.batch import Slot
 from phalanx.planner.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
+from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EventWriter
+from phalanx.run.media import write_media
 
 ONNX = ".onnx"
 
 
 def run_evaluation(
-    job: Job, plan: Plan, process: Process, recipe: Recipe, events: EventWriter
+    run: RunDirectory,
+    job: Job,
+    plan: Plan,
+    process: Process,
+    recipe: Recipe,
+    events: EventWriter,
 ) -> dict[str, Any]:
     """Evaluate the file that the plan names; the first rank writes what was found."""
     assert plan.evaluated is not None
@@ -63,6 +70,12 @@ def run_evaluation(
         )
         if done.made:
             events.write("samples", samples=[sample._asdict() for sample in done.made])
+        charts, findings = evaluator.charts(done)
+        for name, suffix, content, caption in (*done.media, *charts):
+            file = write_media(run, step=0, name=name, suffix=suffix, content=content)
+            events.write("media", name=name, file=file, caption=caption)
+        for finding in findings:
+            events.write("finding", finding=finding.to_json())
     return {
         "status": "finished",
         "step": None,

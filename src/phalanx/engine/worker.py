@@ -103,7 +103,7 @@ def _work(
     if plan.evaluated is not None:
         from phalanx.engine.evaluating import run_evaluation
 
-        return run_evaluation(job, plan, process, recipe, events)
+        return run_evaluation(run, job, plan, process, recipe, events)
     if plan.measured_micro_batches is None:
         worker = Worker(run, job, plan, process, recipe, events, stop)
         if plan.has_dropout:

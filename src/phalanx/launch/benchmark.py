@@ -12,11 +12,8 @@ from typing import Any
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.job import Override
 from phalanx.launch.engine_child import ask_engine, findings_of
-from phalanx.launch.evaluate import WRITER, Evaluated, Say, Task, record_in_run
+from phalanx.launch.evaluate import Evaluated, Say, Task, record_in_run
 from phalanx.launch.trained import Trained, find_trained
-from phalanx.run.directory import RunDirectory
-from phalanx.run.events import EventWriter
-from phalanx.run.media import write_media
 
 _TIMEOUT_S = 24 * 3600.0  # simulators take their time
 _Z = 1.959964  # of a normal distribution: 95 % lie within
@@ -102,23 +99,7 @@ def benchmark_trained(
         run=trained.run.path if trained.run is not None else None,
         findings=findings,
     )
-    record_in_run(trained, done)
-    if trained.run is not None:
-        _keep_films(trained.run, trained.step or 0, answer["media"])
-    return done
-
-
-def _keep_films(run: RunDirectory, step: int, films: list[dict[str, str]]) -> None:
-    """A copy in the run, where `watch` looks for films."""
-    events = EventWriter(run.events, WRITER)
-    try:
-        for film in films:
-            path, name = Path(film["path"]), film["name"]
-            content = path.read_bytes()
-            kept = write_media(run, step=step, name=name, suffix=path.suffix, content=content)
-            events.write("media", step=step, name=name, file=kept, caption=film["caption"])
-    finally:
-        events.close()
+    return record_in_run(trained, done, answer["media"])
 
 
 def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:

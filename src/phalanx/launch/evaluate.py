@@ -16,19 +16,21 @@ from phalanx.launch.hang import HangWatch
 from phalanx.launch.launcher import Launcher
 from phalanx.launch.prepare import Prepared, open_run, prepare
 from phalanx.launch.run_folder import RunFailedError, run_folder
+from phalanx.launch.sinks import SinkProcess, sinks_of
 from phalanx.launch.supervisor import Supervisor
 from phalanx.launch.trace import trace_recipe
 from phalanx.launch.trained import Trained, find_trained
 from phalanx.machine import Machine
 from phalanx.planner.evaluating import devices_here, plan_evaluation
-from phalanx.run.events import Event, EventWriter
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import EVALUATOR, Event, EventWriter
+from phalanx.run.lock import is_held
+from phalanx.run.media import write_media
 
 Say = Callable[[str], None]
 
 _ROUNDING = 1e-5
 """Relative: what another device, precision or number of threads may change of a figure."""
-WRITER = "evaluate"
-"""Whose events in a run these are."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,9 @@ class Evaluated:
     baselines: dict[str, list[Task]] = field(default_factory=dict)
     """How others did in the same tasks, such as an expert."""
     media: list[Path] = field(default_factory=list)
+    """Pictures and films that were written."""
+    examples: list[dict[str, str]] = field(default_factory=list)
+    """What the model made of a few test samples: given, made, wanted."""
     run: Path | None = None
     """The run whose events have a row about it."""
     findings: list[Finding] = field(default_factory=list)
@@ -127,7 +132,8 @@ def evaluate_trained(
             raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
         if heard.found is None:
             raise UserError(_stopped(outcome.reason), exit_code=ExitCode.INTERRUPTED)
-    return _report(trained, prepared, heard, notes)
+        say("writing down what was found")
+        return _report(trained, prepared, heard, notes, run)
 
 
 def _prepare(
@@ -192,10 +198,16 @@ class _Listener:
     def __init__(self) -> None:
         self.found: dict[str, Any] | None = None
         self.findings: list[Finding] = []
+        self.examples: list[dict[str, str]] = []
+        self.media: list[dict[str, Any]] = []
 
     def take(self, event: Event) -> None:
         if event.kind == "evaluated":
             self.found = event.data
+        elif event.kind == "samples":
+            self.examples = event.data["samples"]
+        elif event.kind == "media":
+            self.media.append(event.data)
         elif event.kind == "finding":
             finding = Finding.from_json(event.data["finding"])
             if finding not in self.findings:
@@ -203,7 +215,11 @@ class _Listener:
 
 
 def _report(
-    trained: Trained, prepared: Prepared, heard: _Listener, notes: list[Finding]
+    trained: Trained,
+    prepared: Prepared,
+    heard: _Listener,
+    notes: list[Finding],
+    run: RunDirectory,
 ) -> Evaluated:
     assert heard.found is not None
     plan = prepared.plan
@@ -231,11 +247,11 @@ def _report(
         recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
         next_benchmark=None if is_onnx else prepared.trace.default_benchmark,
+        examples=heard.examples,
         run=trained.run.path if trained.run is not None else None,
         findings=[*notes, *heard.findings, *found],
     )
-    record_in_run(trained, done)
-    return done
+    return record_in_run(trained, done, [{**m, "path": run.path / m["file"]} for m in heard.media])
 
 
 def compare_recorded(
@@ -271,29 +287,39 @@ def _is_near(one: float | None, other: float | None) -> bool:
     return one == other or abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
 
 
-def record_in_run(trained: Trained, done: Evaluated) -> None:
-    """A row about it in the run's events, where there is a run."""
-    if trained.run is None:
-        return
-    events = EventWriter(trained.run.events, WRITER)
+def record_in_run(
+    trained: Trained, done: Evaluated, media: Sequence[Mapping[str, Any]] = ()
+) -> Evaluated:
+    """Write what was found into the events of the run, where there is one, and copy its pictures
+    and films (path, name, caption) to where `watch` looks for them."""
+    run = trained.run
+    if run is None:
+        return done
+    events = EventWriter(run.events, EVALUATOR)
     try:
+        record = asdict(done)
+        fields = ("step", "weights", "metrics", "samples", "seconds", "is_same")
         events.write(
             "evaluated",
-            step=done.step,
-            file=done.file.relative_to(trained.run.path).as_posix(),
-            weights=done.weights,
-            metrics=done.metrics,
-            samples=done.samples,
-            seconds=done.seconds,
-            is_same=done.is_same,
-            benchmark=done.benchmark,
-            tasks=[asdict(task) for task in done.tasks],
-            baselines={
-                name: [asdict(task) for task in tasks] for name, tasks in done.baselines.items()
-            },
+            file=done.file.relative_to(run.path).as_posix(),
+            **{name: record[name] for name in (*fields, "benchmark", "tasks", "baselines")},
         )
+        if done.examples:
+            events.write("samples", step=done.step, samples=done.examples)
+        copies = []
+        for one in media:
+            path, name, step = Path(one["path"]), one["name"], done.step or 0
+            content = path.read_bytes()
+            file = write_media(run, step=step, name=name, suffix=path.suffix, content=content)
+            events.write("media", step=step, name=name, file=file, caption=one["caption"])
+            copies.append(run.path / file)
     finally:
         events.close()
+    done = replace(done, media=done.media or copies)
+    if is_held(run):  # the command that trains in it feeds its sinks
+        return done
+    settings = replace(sinks_of(trained.job.logging), is_eager=False)
+    return replace(done, findings=[*done.findings, *SinkProcess(run, settings).close()])
 
 
 def _stopped(reason: str) -> Finding:

@@ -81,9 +81,21 @@ def _held_bytes(gpu: Gpu) -> int:
     return max(named, gpu.memory_total_bytes - gpu.memory_free_bytes)
 
 
+def _is_busy(gpu: Gpu) -> bool:
+    return _held_bytes(gpu) > MAX_HELD_SHARE * (gpu.memory_total_bytes or 1 << 62)
+
+
+def left_by_others(gpu: Gpu) -> int | None:
+    """Memory that a run may have: all of it, or less where the check calls the GPU busy. The little
+    that a driver or a desktop holds changes from start to start, and a plan should not."""
+    if gpu.memory_total_bytes is None or not _is_busy(gpu):
+        return gpu.memory_total_bytes
+    return max(1, gpu.memory_total_bytes - _held_bytes(gpu))
+
+
 def check_busy(machine: Machine) -> Iterator[Finding]:
     gpus = machine.visible_gpus
-    busy = [g for g in gpus if _held_bytes(g) > MAX_HELD_SHARE * (g.memory_total_bytes or 1 << 62)]
+    busy = [gpu for gpu in gpus if _is_busy(gpu)]
     if busy:
         idle = [gpu for gpu in gpus if gpu not in busy]
         held = ", ".join(

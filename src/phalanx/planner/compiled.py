@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from phalanx.errors import Finding, format_seconds
+from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.planner.footprint import COMPILED
+from phalanx.planner.memory import fits_for_sure
 from phalanx.planner.operators import Operator
 from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.rates import Rates
@@ -160,6 +161,9 @@ def choose_by_gain(trace: Trace, eager: Plan, compiled: Plan) -> Decision[str]:
         else "the whole model"
     )
     costs = f"compiling takes {format_seconds(cost)} ({how}; less from the second start on)"
+    if fits_for_sure(eager) and not fits_for_sure(compiled):
+        sizes = [format_bytes(plan.memory_bytes.value or 0) for plan in (compiled, eager)]
+        return Decision("off", f"auto: {sizes[0]} compiled may not fit, {sizes[1]} without it do")
     before, after = eager.step_s.value, compiled.step_s.value
     if before is None or after is None:
         return Decision("off", "auto: the time of a step is not predicted; compile=on tries it")

@@ -19,7 +19,7 @@ from phalanx.planner.deepspeed import kept_by_zero
 from phalanx.planner.footprint import Parts
 from phalanx.planner.memory import least_bytes, predict_parts, smallest_micro_batch
 from phalanx.planner.plan import FSDP_OFFLOAD, Decision, Plan
-from phalanx.planner.room import room_for
+from phalanx.planner.room import PROCESS_SPREAD, describe_interval, process_bytes, room_for
 from phalanx.planner.shares import state_bytes
 from phalanx.planner.trace import Trace
 
@@ -66,21 +66,24 @@ def fit_findings(
     there = plan.device_bytes
     if there is None:
         return []
-    planned = predict_parts(plan)
+    planned, room = predict_parts(plan), room_for(there, plan.ranks.value)
     unknown = [_unknown(job, trace)] if _is_unknown(trace, planned) else []
     if not unknown and plan.compile.value == "on" and planned.activations is None:
         unknown = [_compiled_unknown(trace)]
-    if planned.total <= there:
+    if planned.total <= room:
         return unknown
     least = _least(plan, trace)
-    if least.total <= there:
+    if least.total <= room or (least.total < planned.total and least.total <= there):
         return [*unknown, _too_large_a_batch(plan, trace, planned, there)]
+    if least.total <= there and planned.activations is None:
+        return unknown
     attempts: list[_Attempt] = []
     for attempt in _attempts(job, trace, plan, cards, there, host_bytes):
         attempts.append(attempt)
         if attempt.fits:
             break
-    return [*unknown, _does_not_fit(plan, least, there, cards, attempts)]
+    tell = _tight if least.total <= there else _does_not_fit
+    return [*unknown, tell(plan, least, there, cards, attempts)]
 
 
 def _is_unknown(trace: Trace, planned: Parts) -> bool:
@@ -124,15 +127,33 @@ def _too_large_a_batch(plan: Plan, trace: Trace, planned: Parts, there: int) -> 
     while micro > smallest_micro_batch(trace):
         micro = max(smallest_micro_batch(trace), micro // 2)
         smaller = replace(plan, micro_batch_size=Decision(micro, "tried"))
-        if predict_parts(smaller).total <= there:
+        if predict_parts(smaller).total <= room_for(there, plan.ranks.value):
             break
+    held, parts = process_bytes(planned.total, plan.ranks.value)
     return Finding(
         slug="micro-batch-too-large",
-        what=f"micro-batches of {plan.batch.largest_slot} need {format_bytes(planned.total)}, the "
-        f"smallest GPU has {format_bytes(there)}",
-        why=f"predicted: {planned}; micro_batch_size = {plan.micro_batch_size.value} "
+        what=f"with micro-batches of {plan.batch.largest_slot} a process may hold "
+        f"{describe_interval(held, PROCESS_SPREAD)}, the smallest GPU has {format_bytes(there)}",
+        why=f"predicted: {planned}; {parts}; micro_batch_size = {plan.micro_batch_size.value} "
         f"({plan.micro_batch_size.reason}); a rank that runs out of memory cuts it and goes on",
         fix=f"micro_batch_size={micro}",
+        severity="warning",
+    )
+
+
+def _tight(
+    plan: Plan, least: Parts, there: int, cards: Sequence[Gpu], attempts: Sequence[_Attempt]
+) -> Finding:
+    """Nothing smaller is left to choose, and it may be too much."""
+    held, parts = process_bytes(least.total, plan.ranks.value)
+    why, fix = _way_out(plan, least, attempts)
+    return Finding(
+        slug="memory-tight",
+        what="the job may not fit: with the smallest micro-batch a process may hold "
+        f"{describe_interval(held, PROCESS_SPREAD)}, {_card(cards, there)} has "
+        f"{format_bytes(there)}",
+        why=f"{why}; {parts}",
+        fix=fix,
         severity="warning",
     )
 
@@ -140,7 +161,22 @@ def _too_large_a_batch(plan: Plan, trace: Trace, planned: Parts, there: int) -> 
 def _does_not_fit(
     plan: Plan, least: Parts, there: int, cards: Sequence[Gpu], attempts: Sequence[_Attempt]
 ) -> Finding:
-    card = min(cards, key=lambda card: card.memory_total_bytes or there).name if cards else "a GPU"
+    why, fix = _way_out(plan, least, attempts)
+    return Finding(
+        slug="does-not-fit",
+        what=f"the job does not fit: with the smallest micro-batch a rank needs "
+        f"{format_bytes(least.total)}, {_card(cards, there)} has {format_bytes(there)}",
+        why=why,
+        fix=fix,
+    )
+
+
+def _card(cards: Sequence[Gpu], there: int) -> str:
+    return min(cards, key=lambda card: card.memory_total_bytes or there).name if cards else "a GPU"
+
+
+def _way_out(plan: Plan, least: Parts, attempts: Sequence[_Attempt]) -> tuple[str, str]:
+    """What is needed and was tried, and the first change that fits."""
     fitting = next((attempt for attempt in attempts if attempt.fits), None)  # the last one
     tried = "; ".join(str(attempt) for attempt in attempts if not attempt.fits)
     ranks = plan.ranks.value
@@ -150,13 +186,8 @@ def _does_not_fit(
     if fitting is not None:
         fix = f"{fitting.change}, which needs {format_bytes(fitting.needed)}"
         fix += f" of {format_bytes(fitting.there)}"
-    return Finding(
-        slug="does-not-fit",
-        what=f"the job does not fit: with the smallest micro-batch a rank needs "
-        f"{format_bytes(least.total)}, {card} has {format_bytes(there)}",
-        why=f"predicted for {how}: {least}" + (f"; tried: {tried}" if tried else ""),
-        fix=fix,
-    )
+    why = f"predicted for {how}: {least}" + (f"; tried: {tried}" if tried else "")
+    return why, fix
 
 
 def _attempts(

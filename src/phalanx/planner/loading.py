@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from math import ceil
 
@@ -112,8 +111,7 @@ def _choose_data_on(trace: Trace, plan: Plan) -> Plan:
     used, ranks = plan.memory_bytes.value, plan.ranks.value
     if used is None or plan.device_bytes is None or predict_parts(plan).activations is None:
         return on_host("how much memory the step leaves free is not known")
-    sharing = max(Counter(plan.gpus.value).values(), default=1)
-    free = max(0, room_for(plan.device_bytes, ranks) // sharing - used)
+    free = max(0, room_for(plan.device_bytes, ranks) - used)
     allowed = int(_KEPT_SHARE * free)
     sum_of = (
         f"arrays of {format_bytes(size)}, {_KEPT_SHARE:.0%} of what the step leaves free is "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu
+from phalanx.machine.gpu_checks import left_by_others
 from phalanx.planner.batch import deal
 from phalanx.planner.footprint import (
     CHANNELS_LAST,
@@ -204,9 +206,20 @@ def with_memory(plan: Plan) -> Plan:
     return replace(plan, memory_bytes=memory, process_bytes=held)
 
 
+def fits_for_sure(plan: Plan) -> bool:
+    """Return True if the upper end of what a process may hold is there, or nothing is known."""
+    if plan.device_bytes is None or plan.memory_bytes.value is None:
+        return True
+    return plan.memory_bytes.value <= room_for(plan.device_bytes, plan.ranks.value)
+
+
 def smallest_memory(cards: Iterable[Gpu]) -> int | None:
-    """Bytes of the GPU that has the least."""
-    return min((card.memory_total_bytes for card in cards if card.memory_total_bytes), default=None)
+    """Bytes that the rank on the smallest GPU may have: without what others hold there, and its
+    share where several ranks are on one."""
+    cards = list(cards)
+    ranks = Counter(card.index for card in cards)
+    there = ((left_by_others(card) or 0) // ranks[card.index] for card in cards)
+    return min((size for size in there if size), default=None)
 
 
 def choose_activation_checkpointing(

@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.errors import format_bytes
 from phalanx.planner.batch import BatchPlan, split_evenly
 from phalanx.planner.batch_size import expected_speedup, micro_batches_per_rank
-from phalanx.planner.memory import predict_parts, with_memory
+from phalanx.planner.memory import fits_for_sure, predict_parts, with_memory
 from phalanx.planner.plan import Decision, Plan
 
 _FOLLOWING = ("step_s", "samples_per_s", "duration_s", "energy_kwh", "process_bytes")
@@ -65,12 +65,21 @@ def _cut(plan: Plan) -> BatchPlan | None:
         halves.append(ceil(halves[-1] / 2))
     # A half may leave one sample over where another size does not.
     others = range(2, old.micro_batch_size) if _keeps_two(plan) else ()
-    for micro in (*halves[1:], *others):
-        batch = replace(old, micro_batch_size=micro)
-        is_allowed = _smallest(plan, batch) > 1 or not _keeps_two(plan)
-        if batch.largest_slot < old.largest_slot and is_allowed:
-            return batch
-    return None
+    cuts = [replace(old, micro_batch_size=micro) for micro in (*halves[1:], *others)]
+    allowed = [
+        batch
+        for batch in cuts
+        if batch.largest_slot < old.largest_slot
+        and (_smallest(plan, batch) > 1 or not _keeps_two(plan))
+    ]
+    # One that fits for sure saves further attempts; where none does, what is there may do.
+    sure = (batch for batch in allowed if _fits(plan, batch))
+    return next(sure, allowed[0] if allowed else None)
+
+
+def _fits(plan: Plan, batch: BatchPlan) -> bool:
+    micro = Decision(batch.micro_batch_size, "tried")
+    return fits_for_sure(with_memory(replace(plan, micro_batch_size=micro, **_data_back(plan))))
 
 
 def _keeps_two(plan: Plan) -> bool:

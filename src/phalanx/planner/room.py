@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from phalanx.errors import format_bytes
 
-FULL = 0.85
-"""Of a device, at most: predictions are off by a few per cent, and other programs take some."""
 # All measured on an H200 with torch 2.11 (benchmarks/planner): CUDA's context with its kernels, and
 # the share of what torch's allocator holds beyond the tensors (median 11 %, 2 to 50).
 CONTEXT_BYTES = 760 * 2**20
@@ -19,9 +17,11 @@ _LEFT = 0.03  # of the device: the driver's own
 
 
 def room_for(device_bytes: int, ranks: int = 1) -> int:
-    """Bytes of tensors that fit with room to spare."""
+    """Bytes of tensors that fit for sure: with them even the upper end of what the process is
+    predicted to hold is there."""
     besides = CONTEXT_BYTES + (NCCL_BYTES if ranks > 1 else 0)
-    return min(int(FULL * device_bytes), int(((1 - _LEFT) * device_bytes - besides) / _FRAGMENTED))
+    held = (1 - _LEFT) * device_bytes / (1 + PROCESS_SPREAD)
+    return max(0, int((held - besides) / _FRAGMENTED))
 
 
 def describe_room(device_bytes: int, ranks: int = 1) -> str:

@@ -17,6 +17,8 @@ from phalanx.run.attempt import Attempt, RunTakenError, read_attempt
 SCHEMA_VERSION = 1
 _LATER = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN}
 _MOST_LATE = 2**20  # bytes of events that wait for room on a disk
+EVALUATOR = "evaluate"
+"""Writer of the events that `phalanx evaluate` adds to a run."""
 
 KINDS: dict[str, dict[str, str]] = {
     "attempt": {
@@ -24,7 +26,7 @@ KINDS: dict[str, dict[str, str]] = {
         "revision": "plan revision they read; absent for a launched script",
     },
     "nodes": {
-        "members": "each node of several: number, host, address, interface, speed",
+        "members": "each node of several in words: number, host, address, interface, speed",
         "settings": "what the ranks of each are told about the network, with reasons",
     },
     "start": {
@@ -114,11 +116,11 @@ KINDS: dict[str, dict[str, str]] = {
         "is_best": "whether `best` points at it",
     },
     "samples": {
-        "step": "optimizer steps done",
+        "step": "optimizer steps done; absent in the ranks of `phalanx evaluate`",
         "samples": "what the model made of a few test samples: given, made, wanted",
     },
     "media": {
-        "step": "optimizer steps done",
+        "step": "as for `samples`",
         "name": "what it shows, as the recipe calls it",
         "file": "a picture (.png, .jpg) or a film (.mp4), relative to the run directory",
         "caption": "a line about it, or nothing",

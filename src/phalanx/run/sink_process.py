@@ -65,8 +65,7 @@ class Sinks:
 
     def turn(self) -> int:
         """Feed what is new: how many events."""
-        # What `phalanx evaluate` found later is no part of the curves.
-        events = [event for event in self._reader.read() if event.writer != "evaluate"]
+        events = self._reader.read()
         for event in events:
             for sink in list(self._sinks):
                 self._try(sink, "take", event)

@@ -41,6 +41,9 @@ def scalars(event: Event) -> dict[str, float]:
         curves |= {name: value for name, value in optional.items() if value is not None}
     elif event.kind == "evaluate":
         curves = {f"test/{name}": value for name, value in data["metrics"].items()}
+    elif event.kind == "evaluated":  # by `phalanx evaluate`: no part of the curves of training
+        group = f"evaluated/{data['benchmark']}" if data.get("benchmark") else "evaluated"
+        curves = {f"{group}/{name}": value for name, value in data["metrics"].items()}
     elif event.kind == "usage":
         curves = _usage(data)
     else:

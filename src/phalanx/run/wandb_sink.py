@@ -37,7 +37,7 @@ class WandbSink:
             config=_job(run.job_file),
             settings=settings,
         )
-        for prefix in ("train", "test", "speed", "system", "media"):
+        for prefix in ("train", "test", "evaluated", "speed", "system", "media"):
             self._live.define_metric(f"{prefix}/*", step_metric="step")
 
     def take(self, event: Event) -> None:

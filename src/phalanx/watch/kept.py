@@ -12,7 +12,7 @@ from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
 from phalanx.watch.state import RunState
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_FILES = 200
 _MARK = 256  # bytes by which a file is known to be the same up to a place
 

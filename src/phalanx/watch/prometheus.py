@@ -41,6 +41,10 @@ def render_metrics(summaries: Sequence[Summary], opened: Sequence[WatchedRun]) -
         put("phalanx_run_mfu", run, speed.mfu)
         for name, value in state.metrics.items():
             put("phalanx_run_metric", {**run, "metric": name}, value)
+        for one_of in {one.title: one for one in state.evaluations}.values():
+            for name, value in one_of.metrics.items():
+                labels = {**run, "on": one_of.title, "metric": name}
+                put("phalanx_run_evaluated", labels, value)
         for number, rank in state.ranks.by_number.items():
             labels = {**run, "rank": str(number)}
             put("phalanx_rank_straggler", labels, float(rank.is_straggler))
@@ -77,6 +81,7 @@ _HELP = {
     "phalanx_run_samples_per_second": "Samples per second over all ranks.",
     "phalanx_run_mfu": "Share of what the devices could compute at most.",
     "phalanx_run_metric": "The newest evaluation.",
+    "phalanx_run_evaluated": "What `phalanx evaluate` found last.",
     "phalanx_rank_straggler": "Whether the others wait for it.",
     "phalanx_rank_step_seconds": "Seconds of a step in the newest window.",
 }

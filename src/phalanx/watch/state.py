@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phalanx.errors import format_bytes, signal_name
-from phalanx.run.events import Event
+from phalanx.run.events import EVALUATOR, Event
 from phalanx.run.sinks import scalars
 from phalanx.watch.ranks import Ranks
 from phalanx.watch.series import Series
@@ -21,6 +21,7 @@ _SYSTEM_POINTS = 250  # eight of them for each rank
 _MOST_NOTES = 600
 _MOST_FINDINGS = 100
 _MOST_MEDIA = 400
+_MOST_EVALUATIONS = 100
 _LONGEST = 2000  # characters of a text that is shown
 
 
@@ -66,6 +67,27 @@ class Media:
 
 
 @dataclass
+class Evaluation:
+    """What `phalanx evaluate` found of the run's weights: no part of the curves."""
+
+    time_s: float
+    step: int | None
+    weights: str
+    metrics: dict[str, float]
+    benchmark: str | None
+    """None: of the test split."""
+
+    @property
+    def title(self) -> str:
+        return self.benchmark or "test split"
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
+        at = f" of step {self.step}" if self.step is not None else ""
+        return f"evaluated {self.weights} weights{at} on {self.title}: {figures}"
+
+
+@dataclass
 class RunState:
     """One run, as far as its events have been read."""
 
@@ -77,10 +99,14 @@ class RunState:
     media: list[Media] = field(default_factory=list)
     samples: list[dict[str, str]] = field(default_factory=list)
     """What the model made of a few test samples, the newest."""
+    samples_s: float = 0.0
+    """When it made them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest evaluation."""
     best: dict[str, Any] = field(default_factory=dict)
     """The evaluation called best: step and metrics."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    """What `phalanx evaluate` found, the oldest first."""
     outcome: dict[str, Any] = field(default_factory=dict)
     """How it ended: status, reason, step, exit_code. Empty while it runs."""
     doing: str = ""
@@ -118,16 +144,15 @@ class RunState:
 
     def _take(self, event: Event) -> None:
         self.num_events += 1
-        if event.writer == "evaluate":  # `phalanx evaluate`, after the run: no part of its curves
-            if event.kind == "evaluate":
-                figures = ", ".join(f"{n} {v:g}" for n, v in event.data["metrics"].items())
-                self._note(event, "evaluate", f"evaluated: {figures}")
-            return
-        self.first_s = min(event.time_s, self.first_s or event.time_s)
-        self.last_s = max(event.time_s, self.last_s or event.time_s)
+        if event.writer != EVALUATOR:  # which may come long after the run
+            self.first_s = min(event.time_s, self.first_s or event.time_s)
+            self.last_s = max(event.time_s, self.last_s or event.time_s)
         fold = getattr(self, f"_take_{event.kind}", None)
         if fold is not None:
             fold(event, event.data)
+
+    def _take_nodes(self, event: Event, data: dict[str, Any]) -> None:
+        self._note(event, "nodes", "; ".join(map(str, data["members"])))
 
     def _take_attempt(self, event: Event, data: dict[str, Any]) -> None:
         if self.attempts:
@@ -197,12 +222,26 @@ class RunState:
         if data.get("is_best"):
             self.best = {"step": step, "metrics": self.metrics}
 
+    def _take_evaluated(self, event: Event, data: dict[str, Any]) -> None:
+        found = Evaluation(
+            time_s=event.time_s,
+            step=data["step"] if _is_int(data.get("step")) else None,
+            weights=_short(data["weights"]),
+            metrics={_short(n): float(v) for n, v in data["metrics"].items() if v is not None},
+            benchmark=_short(data["benchmark"]) if data.get("benchmark") else None,
+        )
+        self.evaluations = [*self.evaluations[1 - _MOST_EVALUATIONS :], found]
+        self._note(event, "evaluate", str(found))
+
     def _take_checkpoint(self, event: Event, data: dict[str, Any]) -> None:
         self.saved_step, self.num_saves = int(data["step"]), self.num_saves + 1
         size = f", {format_bytes(int(data['bytes']))}" if data.get("bytes") else ""
         self._note(event, "checkpoint", f"checkpoint of step {data['step']}{size}")
 
     def _take_samples(self, event: Event, data: dict[str, Any]) -> None:
+        if event.time_s < self.samples_s:
+            return
+        self.samples_s = event.time_s
         self.samples = [
             {str(name): _short(text) for name, text in sample.items()}
             for sample in data["samples"][:20]
@@ -210,7 +249,7 @@ class RunState:
 
     def _take_media(self, event: Event, data: dict[str, Any]) -> None:
         media = Media(
-            step=int(data["step"]),
+            step=int(data.get("step") or 0),
             name=_short(data["name"]),
             file=str(data["file"]),
             caption=_short(data.get("caption") or ""),
@@ -306,7 +345,7 @@ class RunState:
     def to_json(self) -> dict[str, Any]:
         """For the cache: all of it."""
         plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float | None)}
-        lists = ("attempts", "notes", "findings", "media")
+        lists = ("attempts", "notes", "findings", "media", "evaluations")
         return {
             **plain,
             **{name: [asdict(one) for one in getattr(self, name)] for name in lists},
@@ -322,6 +361,7 @@ class RunState:
             "notes": Note,
             "findings": Said,
             "media": Media,
+            "evaluations": Evaluation,
         }
         values = {
             **record,

@@ -7,7 +7,7 @@ import pytest
 from phalanx.engine.trace import trace_recipe
 from phalanx.errors import Finding
 from tests.ranks.command import phalanx
-from tests.recipes.lora.models import write_model
+from tests.recipes.lora.models import write_model, write_rows
 from tests.recipes.lora.test_training import options_of
 
 # Llama-2-7B with 4 of its 32 blocks.
@@ -141,3 +141,14 @@ def test_weights_are_fetched_where_only_the_config_was(tmp_path, monkeypatch):
     assert weight_findings(base) == []
     assert weight_findings(base) == []
     assert asked == ["some/model"]
+
+
+@pytest.mark.parametrize("machine", ["A100-80", "A100-40", "RTX 4090"])
+def test_a_plan_for_a_large_model_leaves_what_the_process_may_hold(tmp_path, machine):
+    model = write_model(tmp_path / "model", weights=False, **LLAMA | {"num_hidden_layers": 32})
+    rows = write_rows(tmp_path / "rows.jsonl", count=2500, longest=400)
+    given = ("preset=paper_r64", f"model={model}", f"data={rows}", "--machine", machine, "--json")
+    code, out, err = phalanx("plan", "lora", *given, cwd=tmp_path)
+    assert code == 0, err
+    plan = json.loads(out)["plan"]
+    assert 1.15 * plan["process_bytes"]["value"] <= plan["device_bytes"]

@@ -45,10 +45,10 @@ def test_a_model_without_blocks_is_a_finding_when_asked(solve):
 @pytest.mark.parametrize(
     ("micro", "is_on", "says"),
     [
-        # 2 x 4090 with 24 GiB, of which 19.2 are left by the context, NCCL and what fragments:
-        # 1 GiB, 1 GiB a sample and 0.7 of the rest.
-        (17, False, "18.7 GiB without it, which is within 80 % of 24.0 GiB"),
-        (18, True, "19.7 GiB without it, more than 80 % of 24.0 GiB; 5.2 GiB with it"),
+        # 2 x 4090 with 24 GiB, of which 16.4 are left by the context, NCCL, what fragments and how
+        # far the prediction may be off: 1 GiB, 1 GiB a sample and 0.7 of the rest.
+        (14, False, "15.7 GiB without it, which is within 68 % of 24.0 GiB"),
+        (15, True, "16.7 GiB without it, more than 68 % of 24.0 GiB; 4.5 GiB with it"),
     ],
 )
 def test_auto_goes_by_the_prediction(solve, micro, is_on, says):
@@ -73,7 +73,8 @@ def test_memory_is_predicted_by_part(solve):
     for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
         assert text in plan.memory_bytes.reason
     assert predict_parts(plan, is_checkpointed=True).activations == GIB
-    plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **keys)
+    off = {"activation_checkpointing": "off"}
+    plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **off, **keys)
     assert predict_parts(plan)[:4] == (800 * MIB, 200 * MIB, 200 * MIB, 200 * MIB)
     assert predict_parts(plan).activations == 16 * GIB
 

@@ -1,15 +1,22 @@
 """Of what fits with room to spare, the fastest micro-batch is taken and not the largest."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from phalanx.job import load_job
+from phalanx.machine import parse_machine
 from phalanx.planner.footprint import Line
 from phalanx.planner.micro_batch import choose_micro_batch
-from phalanx.planner.room import FULL
+from phalanx.planner.revise import halve_micro_batch
+from phalanx.planner.room import PROCESS_SPREAD
+from phalanx.planner.solve import solve_plan
+from phalanx.planner.trace import Trace
+from tests.unit.planner.test_guides import TRACES
 
 GIB = 2**30
-# One 4090 of two has 24 GiB, of which 20.4 are used: half a GiB a sample, a quarter recomputed.
+# Tensors may have 16.4 of the 24 GiB of one 4090 of two: half a GiB a sample, a quarter recomputed.
 TRACE = {
     "activation_bytes": {"bf16": [Line(0, GIB // 2)]},
     "checkpointed_bytes": {"bf16": [Line(0, GIB // 4)]},
@@ -81,11 +88,11 @@ def test_only_what_fits_with_the_margin_is_considered(choose):
 
     plan = choose(rate, activation_checkpointing="off")
     assert sizes(plan) == (32, False)  # 64 would take 32 GiB
-    assert plan.memory_bytes.value <= FULL * plan.device_bytes
+    assert (1 + PROCESS_SPREAD) * plan.process_bytes.value <= plan.device_bytes
     assert max(micro for micro, _ in asked) == 32, "what does not fit needs no forecast"
     nearly = plan.alternatives[-1]
     assert nearly["choice"].startswith("micro_batch_size=64 ")
-    assert "more than 80 % of 24.0 GiB" in nearly["why_not"]
+    assert "more than 68 % of 24.0 GiB" in nearly["why_not"]
     # 21 GiB fit the card and not the margin.
     close = choose(rate, batch=84, activation_checkpointing="off")
     assert close.micro_batch_size.value < 42
@@ -112,8 +119,38 @@ def test_where_nothing_fits_the_least_is_taken_and_said(choose):
         trace={"activation_bytes": heavy, "checkpointed_bytes": {"bf16": [Line(0, 30 * GIB)]}},
     )
     assert sizes(plan) == (1, True)
-    assert "nothing fits in 80 % of 24.0 GiB" in plan.micro_batch_size.reason
+    assert "nothing fits in 68 % of 24.0 GiB" in plan.micro_batch_size.reason
 
 
 def test_a_stated_size_is_left_alone(choose):
     assert choose(lambda micro, _: 1000 / micro, micro_batch_size=16).micro_batch_size.value == 16
+
+
+def may_hold(plan):
+    """The upper end of what a process is predicted to hold, as a share of its card."""
+    return (1 + PROCESS_SPREAD) * plan.process_bytes.value / plan.device_bytes
+
+
+@pytest.mark.parametrize("batch", [32, 100, 256, 1024])
+@pytest.mark.parametrize(
+    "machine", ["T4", "RTX 2080", "RTX 4090", "2x RTX 3090", "A100-40", "A100-80", "8x A100-80"]
+)
+@pytest.mark.parametrize("model", ["BevPlanner60M", "Dense340M", "SeeingPolicy", "Yolo11n"])
+def test_whatever_is_chosen_is_there_even_at_the_upper_end(model, machine, batch):
+    trace = Trace.from_json(json.loads((TRACES / f"{model}.json").read_text()))
+    job = load_job({"recipe": "guide.py:Guide", "steps": 100, "global_batch_size": batch}).job
+    plan, findings = solve_plan(job, parse_machine(machine), trace)
+    slugs = {finding.slug for finding in findings}
+    if not {"memory-tight", "does-not-fit"} & slugs:
+        assert may_hold(plan) <= 1
+    else:
+        assert plan.micro_batch_size.value <= 2 and may_hold(plan) > 0.97
+
+
+def test_a_cut_after_memory_ran_out_goes_on_until_it_fits(solve):
+    keys = {"micro_batch_size": 128, "precision": "bf16", "activation_checkpointing": "off"}
+    plan, _ = solve("2x4090", trace=TRACE, global_batch_size=256, **keys)
+    assert (plan.micro_batch_size.value, may_hold(plan) > 2) == (128, True)
+    cut = halve_micro_batch(plan)
+    assert (cut.micro_batch_size.value, may_hold(cut) < 1) == (32, True), "64 would not fit"
+    assert halve_micro_batch(cut).micro_batch_size.value == 16, "what was sure was not enough"

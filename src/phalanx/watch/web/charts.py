@@ -261,7 +261,7 @@ _HEAT_TIP = (
 
 
 _LANES = {
-    "attempt": ("attempts", "#4f7cff"),
+    "nodes": ("attempts", "#4f7cff"),
     "restart": ("attempts", "#f2994a"),
     "outcome": ("attempts", "#27ae8f"),
     "stop": ("attempts", "#c9a227"),
@@ -271,8 +271,9 @@ _LANES = {
     "finding": ("findings", "#f2994a"),
     "checkpoint": ("checkpoints", "#27ae8f"),
     "export": ("checkpoints", "#56ccf2"),
+    "evaluate": ("evaluations", "#4f7cff"),
 }
-LANES = ("attempts", "ranks", "plan", "findings", "checkpoints")
+LANES = ("attempts", "ranks", "plan", "findings", "checkpoints", "evaluations")
 
 
 def time_chart(attempts: Sequence[Attempt], notes: Sequence[Note], end_s: float) -> Options:

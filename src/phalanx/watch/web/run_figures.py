@@ -116,6 +116,13 @@ def _tiles(watched: WatchedRun, status: str) -> dict[str, tuple[str, str]]:
             short_number(value),
             f"at step {step:,}" if step is not None else "newest",
         )
+    for found in {one.title: one for one in state.evaluations}.values():
+        for name, value in list(found.metrics.items())[:1]:
+            at = f" of step {found.step:,}" if found.step is not None else ""
+            tiles[printable(f"{found.title} {name}")[:60]] = (
+                short_number(value),
+                f"{found.weights} weights{at}, evaluated {clock(found.time_s)}",
+            )
     if speed.samples_per_s is not None:
         rate = watched.planned_number("samples_per_s")
         beside = f"plan {rate:,.0f}" if rate else ""
