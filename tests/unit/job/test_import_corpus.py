@@ -201,8 +201,13 @@ def differences(expected, loaded, printed):
     wanted = {key: value for part in expected["carried"].values() for key, value in part.items()}
     nodes = wanted.pop("nodes", 1)
     wrong = []
-    if nodes != 1 and not re.search(rf"--nodes[ =]{nodes}\b", " ".join(printed.split())):
+    printed = " ".join(printed.split())
+    if nodes != 1 and not re.search(rf"--nodes[ =]{nodes}\b", printed):
         wrong.append(f"--nodes {nodes} is not said")
+    launched = printed.partition("phalanx launch ")[2]
+    for words in expected.get("launch", []):
+        if words not in launched:
+            wrong.append(f"`phalanx launch` must have {words!r}, it has {launched!r}")
     for key, value in wanted.items():
         found = meaning(loaded, key, nodes)
         if not is_same(value, found, loaded.job) and not is_within_total(key, loaded, wanted):
