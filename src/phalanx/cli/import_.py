@@ -19,7 +19,7 @@ _MEANINGS = {
     "taken": "taken",
     "derived": "derived",
     "unstated": "not stated",
-    "left": "left out",
+    "left": "no counterpart",
 }
 # What the settings may leave open, and what this machine may lack: shown, and the job is written.
 _OPEN = ("no-batch", "no-length", "deepspeed-missing")
@@ -146,7 +146,7 @@ def _show(imported: Imported, lines: list[Line]) -> None:
     fates = [line.fate for line in lines]
     console.say(
         f"{imported.place}: {fates.count('taken')} taken, {fates.count('derived')} derived, "
-        f"{fates.count('unstated')} not stated, {fates.count('left')} left out"
+        f"{fates.count('unstated')} not stated, {fates.count('left')} without counterpart"
     )
     order = list(_MEANINGS)
     console.table(

@@ -92,21 +92,13 @@ def read_command(words: Sequence[str]) -> tuple[list[Setting], Launch]:
     is_module = False
     while rest and _is_starter(rest[0]):
         name = rest[0].rpartition("/")[2]
-        rest = rest[1:]
-        if rest[:1] == ["launch"] or rest[:2] == ["-m", "torch.distributed.run"]:
-            rest = rest[1:]
-            continue
-        if name in ("srun", "python") or re.fullmatch(r"python[\d.]+", name):
+        rest = rest[2:] if rest[1:2] == ["launch"] else rest[1:]
+        if name == "srun":
+            found, rest = _of_slurm(rest)
+        elif name.startswith("python"):
+            found, rest, is_module = _of_python(rest)
+        else:
             found, rest = _options(rest)
-            is_module = is_module or (name != "srun" and "m" in found)
-            if name == "srun":
-                continue
-            if "m" in found and _is_starter(str(found["m"])):
-                rest, is_module = [str(found["m"]), *rest], False
-            elif "m" in found:
-                rest = [str(found["m"]), *rest]
-            continue
-        found, rest = _options(rest)
         starter |= found
     is_module = is_module or bool({"m", "module"} & starter.keys())
     place = _LINE
@@ -127,6 +119,25 @@ def read_command(words: Sequence[str]) -> tuple[list[Setting], Launch]:
             settings += _file(str(setting.value), 1, must_be=False)
     launch = Launch(rest, starter, variables, is_module, name == "yolo")
     return [*settings, *typed], launch
+
+
+def _of_slurm(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What `srun` says of nodes and GPUs; the rest is the cluster's."""
+    is_program = [_is_starter(w) or w in PROGRAMS or w.endswith(".py") for w in words]
+    end = is_program.index(True) if True in is_program else 0
+    found, _ = _options(words[:end], until_script=False)
+    names = {"nodes": "num_nodes", "N": "num_nodes", "gpus_per_node": "gpus_per_node"}
+    return {names[k]: v for k, v in found.items() if k in names}, list(words[end:])
+
+
+def _of_python(words: Sequence[str]) -> tuple[dict[str, Any], list[str], bool]:
+    """Drop the interpreter's own options; `-m` names a module."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "-m":
+            return {}, rest[1:], not _is_starter(rest[1]) if rest[1:] else True
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    return {}, rest, False
 
 
 def _typed(key: str, value: Any, place: str) -> Setting:

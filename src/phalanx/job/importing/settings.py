@@ -78,7 +78,7 @@ def _walk(
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)  # `<<: *defaults`
         entries = [(str(k.value), inner, k.start_mark.line + 1) for k, inner in node.value]
-        named = [v.value for k, v in node.value if k.value in _CLASS]
+        named = [v.value for k, v in node.value if prefix and k.value in _CLASS]
         sections += tuple(str(name).rpartition(".")[2].lower() for name in named)
     else:
         entries = [(str(i), v, v.start_mark.line + 1) for i, v in enumerate(node.value)]

@@ -14,15 +14,20 @@ from phalanx.job.values import Interval
 
 _EXCLUSIVE = (
     ("epochs", "steps"),
-    ("global_batch_size", "batch_per_gpu", "micro_batch_size", "gradient_accumulation"),
+    ("global_batch_size", "batch_per_gpu"),
     ("devices.gpus", "devices.cpu"),
     ("ema.warmup", "ema.ramp"),
 )
 # What goes with a value; the recipe's own for it say nothing of another one.
 _BELONGS = {
-    "optimizer.lr": ("lr_batch", "lr_rule"),
-    "optimizer.name": ("betas", "eps", "momentum", "nesterov"),
-    "ema.decay": ("warmup", "ramp", "buffers", "evaluate"),
+    "optimizer.lr": ("optimizer.lr_batch", "optimizer.lr_rule"),
+    "optimizer.name": tuple(
+        f"optimizer.{name}" for name in ("betas", "eps", "momentum", "nesterov")
+    ),
+    "ema.decay": tuple(f"ema.{name}" for name in ("warmup", "ramp", "buffers", "evaluate")),
+    **dict.fromkeys(
+        ("global_batch_size", "batch_per_gpu"), ("micro_batch_size", "gradient_accumulation")
+    ),
 }
 
 
@@ -53,7 +58,7 @@ def complete(values: Mapping[str, Any], base: LoadedJob | None) -> dict[str, Any
     for key, names in _BELONGS.items():
         is_kept = key == "optimizer.name" and values.get(key) == base.value(key)
         if key in values and not is_kept and (key != "ema.decay" or values[key] is None):
-            dropped |= {f"{key.partition('.')[0]}.{name}" for name in names}
+            dropped |= set(names)
     sections = {key.partition(".")[0] for key in fields() if "." in key} | {"options"}
     own = {
         key: _value(base, key)
