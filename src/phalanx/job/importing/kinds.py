@@ -12,7 +12,7 @@ from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.job.importing import cadence, placement, rules, ultralytics
 from phalanx.job.importing.command import Launch, read_command
 from phalanx.job.importing.deepspeed import absorb
-from phalanx.job.importing.settings import Setting, read_settings
+from phalanx.job.importing.settings import Setting, read_settings, without_secrets
 from phalanx.job.importing.translation import BatchMeans, Line, Translation, refused
 from phalanx.job.importing.vocabulary import meaning_of
 from phalanx.job.origin import show
@@ -97,7 +97,7 @@ def import_command(words: Sequence[str], asked: Asked = _NOTHING) -> Imported:
     """Read a command line that starts training, with the files that it names."""
     settings, launch = read_command(words)
     kind = "ultralytics" if launch.is_yolo else "command"
-    return _import(kind, shlex.join(words), settings, asked, launch)
+    return _import(kind, shlex.join(without_secrets(words)), settings, asked, launch)
 
 
 def _import(

@@ -151,7 +151,8 @@ def _least_rate(made: Translation) -> None:
         made.refuse("min_lr", "a job states it as a fraction of the learning rate",
                     "schedule: {min_lr_ratio: 0.1}")  # fmt: skip
     else:
-        made.put(["min_lr"], "schedule.min_lr_ratio", least / peak, f"{least:g} / {peak:g}")
+        ratio = float(f"{least / peak:.12g}")
+        made.put(["min_lr"], "schedule.min_lr_ratio", ratio, f"{least:g} / {peak:g}")
 
 
 def _warmup(made: Translation) -> None:

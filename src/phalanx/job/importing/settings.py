@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from phalanx.job.origin import parse_scalar, show
 from phalanx.job.read import read_text
 
 _MOST = 5000  # aliases of a small file can unfold to gigabytes
-_SECRET = re.compile(r"token|secret|password|api_?key", re.IGNORECASE)
+_SECRET = re.compile(r"(token|secret|passw(or)?d|(api|access|secret)[_-]?key)$", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 _CLASS = ("class_path", "_target_")
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
@@ -41,6 +41,17 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         value = "***" if _SECRET.search(self.key) else show(self.value)
         return f"--{self.key} {value}" if self.rank == 2 else f"{self.key} = {value}"
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line as it may be printed and kept."""
+    shown: list[str] = []
+    for word, before in zip(words, ["", *words], strict=False):
+        name, equals, _ = word.partition("=")
+        is_value = before.startswith("-") and "=" not in before and _SECRET.search(before)
+        hidden = f"{name}=***" if equals and _SECRET.search(name) else word
+        shown.append("***" if is_value else hidden)
+    return shown
 
 
 def read_settings(path: Path) -> list[Setting]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from phalanx.errors import Finding
-from phalanx.job.importing.settings import Setting, is_off
-from phalanx.job.importing.vocabulary import meaning_of, why_left
+from phalanx.job.importing.settings import Setting, as_number, is_number, is_off
+from phalanx.job.importing.vocabulary import meaning_of, why_left, why_refused
 from phalanx.job.origin import show
 
 _MOST_SHOWN = 8
@@ -162,7 +162,7 @@ class Translation:
                 continue
             why = why_left(setting)
             if why is None:
-                self.refusals.append(Refusal(setting, _UNKNOWN, ""))
+                self.refusals.append(Refusal(setting, why_refused(setting), ""))
             else:
                 left[why].append(setting)
         for why, settings in left.items():
@@ -187,7 +187,6 @@ class Translation:
 
 
 _LEFT_BY_USER = "left out by `--leave`"
-_UNKNOWN = "a job has no setting of this name, and its meaning is not guessed"
 
 
 def refused(refusals: Sequence[Refusal]) -> list[Finding]:
@@ -216,8 +215,6 @@ def _refused(section: str, settings: Sequence[Setting], why: str, instead: str) 
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    from phalanx.job.importing.settings import as_number, is_number
-
     if is_number(one) and is_number(other) and not isinstance(one, list | tuple):
         return not isinstance(other, list) and as_number(one) == as_number(other)
     return bool(one == other) or (is_off(one) and is_off(other))

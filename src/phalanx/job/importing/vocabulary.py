@@ -156,7 +156,17 @@ def why_left(setting: Setting) -> str | None:
     return None if _COUNTS.search(word) else LEFT["text"]
 
 
+def why_refused(setting: Setting) -> str:
+    """Why a setting without meaning may not be left out."""
+    allowed = tables().at_default.get(setting.word)
+    if allowed:
+        return f"a run has {setting.word} = {allowed[0]} only"
+    return "a job has no setting of this name, and its meaning is not guessed"
+
+
 def _is_default(value: Any, allowed: list[Any]) -> bool:
     if is_number(value) and not isinstance(value, list):
         value = as_number(value)
+    elif allowed[0] is True:
+        value = str(value).lower() in ("true", "yes", "on")
     return value in allowed
