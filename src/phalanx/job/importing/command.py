@@ -175,7 +175,8 @@ def _options(
             if override and not Path(word).exists():
                 found[override[1]] = _value(override[2])
             elif word.endswith((*_FILES, ".py")) and not word.startswith(("http", "-")):
-                found[f"config {word}" if "config" in found else "config"] = word
+                free = [key for key in ("config", "preset", "config_name") if key not in found]
+                found[free[0] if free else "config"] = word
             continue
         name, has_value, value = word.lstrip("-").partition("=")
         name, rest = name.replace("-", "_"), rest[1:]

@@ -15,26 +15,6 @@ import yaml
 
 from phalanx.job.importing.settings import Setting, as_number, is_number, is_off
 
-_SECTIONS = {
-    "evaluation": r"(eval|evaluation|evaluate|val|valid|validation|test|dev|inference|rollout)"
-    r"(_.*)?|.+_(eval|val|test|validation)(_.*)?",
-    "logs": r"(wandb|loggers?|logging|log|logs|mlflow|tensorboard|hydra|comet|hub|neptune|trackio|"
-    r"swanlab|clearml|aim|.*logger)(_.*)?",
-    "ema": r"(.*_)?ema(_.*|model|callback)?",
-    "lora": r"(.*_)?(lora|peft|adapter)(_.*|config)?",
-    "early_stopping": r"early_?stop(ping|per)?(_.*)?",
-    "checkpoint": r"(model_?)?(checkpoint|ckpt|saving)(s|ing|_.*)?",
-    "scheduler": r"(lr_|learning_rate_)?sched(ule|uler)?s?(_.*)?|lr_decay|[a-z]{3,}lr",
-    "optimizer": r"optim(izer|ization)?s?(_.*)?|opt|lr|learning_rate|(fused)?(adamw?|sgd)(8bit)?",
-    "model": r"(.*_)?(model|policy|network|net|backbone|encoder|decoder|unet|transformer|arch|"
-    r"architecture|head|generator|discriminator|vae|actor|critic|diffusion|noise.*|teacher|student|"
-    r"tokenizer|embed.*|attention|env|simulator|agent|task|module|bnb.*|special_tokens)(_.*)?",
-    "data": r"(.*_)?(data|datasets?|(data_?)?loaders?|datamodule|augment.*|transforms?)"
-    r"(_.*)?",
-    "training": r"train(er|ing)?(_.*)?|run(ner|time)?|solver|hparams|hyper_?param(eter)?s?|params|"
-    r"parameters|args|arguments|config|cfg|common|general|base|system|fit|loop|experiment|settings|"
-    r"init_args|hardware|compute|distributed|callbacks|\d+",
-}
 # Words that count or name something else inside a model, a data set or an unknown section.
 _RISKY = frozenset(
     ("n_steps", "total_steps", "epoch", "momentum", "patience", "grad_norm", "precision", "half")
@@ -79,6 +59,8 @@ LEFT = {
 
 
 class Tables(NamedTuple):
+    sections: dict[str, str]
+    """Pattern of the names of each kind of section."""
     words: dict[str, dict[str, str]]
     """Meaning of each word, by section."""
     left: dict[str, str]
@@ -90,7 +72,9 @@ class Tables(NamedTuple):
 def tables() -> Tables:
     content = yaml.safe_load(Path(__file__).with_name("vocabulary.yaml").read_text("utf-8"))
     left, at_default = content.pop("left"), content.pop("at_default")
+    sections = {kind: "|".join(names) for kind, names in content.pop("sections").items()}
     return Tables(
+        sections,
         {s: {w: m for m, ws in by.items() for w in ws} for s, by in content.items()},
         {word: heading for heading, words in left.items() for word in words},
         at_default,
@@ -101,7 +85,9 @@ def tables() -> Tables:
 def section_of(sections: tuple[str, ...]) -> str:
     """The kind of section that a setting stands in: `training` at the top, `other` if unknown."""
     kinds = [
-        next((kind for kind, like in _SECTIONS.items() if re.fullmatch(like, part)), "other")
+        next(
+            (kind for kind, like in tables().sections.items() if re.fullmatch(like, part)), "other"
+        )
         for part in sections
     ]
     if "evaluation" in kinds:
