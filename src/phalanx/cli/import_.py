@@ -54,7 +54,9 @@ def import_(
     batch_means: Annotated[
         Literal["per-gpu", "global"] | None,
         typer.Option(
-            "--batch-means", help="What a plain batch size counts: one GPU and pass, or a step."
+            "--batch-means",
+            metavar="per-gpu|global",
+            help="What a plain batch size counts: one GPU and pass, or a step.",
         ),
     ] = None,
     out: Annotated[
