@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from phalanx.errors import Finding
-    from phalanx.job.importing import Imported
+    from phalanx.job.importing import Asked, Imported, Line
 
 # Options that are not known here belong to a command line that is imported.
 SETTINGS = {"ignore_unknown_options": True}
 
-_MEANINGS = {"taken": "taken", "derived": "derived", "left": "no counterpart"}
+_MEANINGS = {
+    "taken": "taken",
+    "derived": "derived",
+    "unstated": "not stated",
+    "left": "no counterpart",
+}
+# What the settings may leave open, and what this machine may lack: shown, and the job is written.
+_OPEN = ("no-batch", "no-length", "deepspeed-missing")
 
 
 def import_(
@@ -33,7 +40,23 @@ def import_(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--kind", help="Of the file: trainer, accelerate, deepspeed, ultralytics, yaml."
+            "--kind",
+            help="Of the file: trainer, accelerate, deepspeed, ultralytics, lightning, axolotl, "
+            "lerobot, yaml.",
+        ),
+    ] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave", metavar="KEY", help="Leave a setting out, or what has no place in a section."
+        ),
+    ] = None,
+    batch_means: Annotated[
+        Literal["per-gpu", "global"] | None,
+        typer.Option(
+            "--batch-means",
+            metavar="per-gpu|global",
+            help="What a plain batch size counts: one GPU and pass, or a step.",
         ),
     ] = None,
     out: Annotated[
@@ -41,10 +64,11 @@ def import_(
     ] = Path("job.yaml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
-    """Turn settings of Accelerate, HF Trainer, DeepSpeed, Ultralytics, torchrun or a YAML of your
-    own into a job file, and say what became of each of them.
+    """Turn settings of Accelerate, HF Trainer, TRL, LLaMA-Factory, Axolotl, Lightning, LeRobot,
+    DeepSpeed, Ultralytics, a command line or a YAML of your own into a job file, and say what
+    became of each of them.
 
-    Nothing is overwritten, and what is written is a job that passes its checks.
+    A setting that cannot be carried is an error, and nothing is written. Nothing is overwritten.
 
     Examples: phalanx import args.yaml | phalanx import training_args.json --recipe lora |
     phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3 --recipe my_recipe.py:Mine
@@ -52,62 +76,85 @@ def import_(
     from phalanx.cli import console
     from phalanx.errors import UserError
     from phalanx.job import check_job, load_job
-    from phalanx.job.importing import complete, job_text
+    from phalanx.job.importing import Asked, complete, job_text, unstated
+    from phalanx.job.presets import list_presets
     from phalanx.recipe.load import builtin_recipes
 
-    imported = _read(source, kind)
-    if not as_json:
-        _show(imported)
+    imported = _read(source, kind, Asked(recipe, leave or (), batch_means))
     chosen = recipe or imported.job.get("recipe")
-    if chosen is None:
-        raise UserError(_no_recipe(imported, source))
+    if chosen is None or imported.findings:
+        if not as_json:
+            _show(imported, imported.lines)
+        missing = [] if chosen else [_no_recipe(imported, source)]
+        raise UserError([*imported.findings, *missing])
     builtin = builtin_recipes().get(chosen)
-    base = load_job(builtin / "job.yaml") if builtin is not None else None
-    values = complete({**imported.job, "recipe": chosen}, base)
-    loaded = load_job(values)
-    findings = check_job(loaded, known_recipes=builtin_recipes())
+    base = None
+    if builtin is not None:
+        preset = list_presets(builtin).get(imported.preset or "")
+        base = load_job(preset or builtin / "job.yaml")
+    stated = {**imported.job, "recipe": chosen}
+    values = complete(stated, base)
+    lines = [*imported.lines, *unstated(values, stated, base)]
+    if not as_json:
+        _show(imported, lines)
+    findings = check_job(load_job(values), known_recipes=builtin_recipes(), nodes=imported.nodes)
+    if wrong := [f for f in findings if f.severity == "error" and f.slug not in _OPEN]:
+        raise UserError(wrong)
     _write(out, job_text(values, imported.place))
     if as_json:
         console.say_json(
             {
                 "job": str(out),
                 "kind": imported.kind,
-                "settings": [line._asdict() for line in imported.lines],
+                "settings": [line._asdict() for line in lines],
                 "findings": [finding.to_json() for finding in findings],
             }
         )
         return 0
     console.show_findings(findings)
     console.say(f"wrote {console.short_path(out.absolute())}")
-    console.say("next:")
-    console.say(f"  phalanx plan {shlex.quote(str(out))}")
-    if imported.script:
-        console.say(f"  {_launch(imported)}")
-        console.say("      the script as it is, under the same supervision", style="dim")
+    _next(imported, out)
     return 0
 
 
-def _read(source: list[str], kind: str | None) -> Imported:
-    from phalanx.job.importing import import_command, import_file
-
-    words = shlex.split(source[0]) if len(source) == 1 and " " in source[0] else source
-    if len(words) == 1 and words[0] not in ("torchrun", "accelerate", "deepspeed"):
-        return import_file(Path(words[0]), kind)
-    return import_command(words)
-
-
-def _show(imported: Imported) -> None:
+def _next(imported: Imported, out: Path) -> None:
     from phalanx.cli import console
 
-    fates = [line.fate for line in imported.lines]
+    console.say("next:")
+    console.say(f"  phalanx plan {shlex.quote(str(out))}")
+    if imported.nodes > 1:
+        where = f"--nodes {imported.nodes} --rendezvous HOST:29500"
+        console.say(f"  phalanx train {shlex.quote(str(out))} {where}")
+    if imported.launch is not None:
+        console.say(f"  {_launch(imported)}")
+        console.say("      the script as it is, under the same supervision", style="dim")
+        if imported.launch.not_carried:
+            lost = ", ".join(imported.launch.not_carried)
+            console.say(f"      `phalanx launch` has no option for {lost}")
+
+
+def _read(source: list[str], kind: str | None, asked: Asked) -> Imported:
+    from phalanx.job.importing import PROGRAMS, import_command, import_file
+
+    words = shlex.split(source[0]) if len(source) == 1 and " " in source[0] else source
+    if len(words) == 1 and words[0] not in PROGRAMS:
+        return import_file(Path(words[0]), kind, asked)
+    return import_command(words, asked)
+
+
+def _show(imported: Imported, lines: list[Line]) -> None:
+    from phalanx.cli import console
+
+    fates = [line.fate for line in lines]
     console.say(
         f"{imported.place}: {fates.count('taken')} taken, {fates.count('derived')} derived, "
-        f"{fates.count('left')} without counterpart"
+        f"{fates.count('unstated')} not stated, {fates.count('left')} without counterpart"
     )
+    order = list(_MEANINGS)
     console.table(
         [
             (line.theirs, _MEANINGS[line.fate], line.ours, line.why)
-            for line in sorted(imported.lines, key=lambda line: line.fate == "left")
+            for line in sorted(lines, key=lambda line: max(1, order.index(line.fate)))
         ],
         header=("setting", "", "job", "because"),
     )
@@ -141,12 +188,8 @@ def _write(out: Path, text: str) -> None:
 
 def _launch(imported: Imported) -> str:
     """How the script of a command line is started as it is."""
-    job = imported.job
-    gpus, cpu = job.get("devices.gpus"), job.get("devices.cpu")
-    words = ["--cpu", str(cpu)] if cpu is not None else []
-    if gpus is not None:
-        words = ["--gpus", ",".join(map(str, gpus)) if isinstance(gpus, list) else str(gpus)]
-    return shlex.join(["phalanx", "launch", *words, *imported.script])
+    assert imported.launch is not None
+    return shlex.join(imported.launch.words(imported.job, imported.nodes))
 
 
 def _no_recipe(imported: Imported, source: list[str]) -> Finding:
@@ -154,7 +197,7 @@ def _no_recipe(imported: Imported, source: list[str]) -> Finding:
     from phalanx.recipe.load import builtin_recipes
 
     what = shlex.join(source)
-    launch = f"; or the script as it is: {_launch(imported)}" if imported.script else ""
+    launch = f"; or the script as it is: {_launch(imported)}" if imported.launch else ""
     return Finding(
         slug="import-recipe",
         what="these settings do not say what is trained, and nothing was written",

@@ -212,7 +212,7 @@ def test_a_team_s_yaml_becomes_a_job_of_it(tmp_path, monkeypatch):
     assert answer.code == 0, answer.err
     job = load_job(tmp_path / "job.yaml").job
     assert (job.recipe, job.batch_per_gpu, job.epochs) == ("bev", 32, 500)
-    assert (job.optimizer.lr, job.optimizer.lr_rule) == (5e-5, "linear")
+    assert (job.optimizer.lr, job.optimizer.lr_rule) == (5e-5, "none")
     assert job.ema.decay == 0.999  # what the file says nothing of is the recipe's
 
 

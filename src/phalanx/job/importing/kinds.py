@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from phalanx.errors import Finding, UserError, did_you_mean
-from phalanx.job.importing import accelerate, command, plain_yaml, trainer, ultralytics
-from phalanx.job.importing.translation import Line, Translation
-from phalanx.job.load import load_job
+from phalanx.job.importing import cadence, placement, rules, ultralytics
+from phalanx.job.importing.command import Launch, read_command
+from phalanx.job.importing.deepspeed import absorb
+from phalanx.job.importing.settings import Setting, read_settings, without_secrets
+from phalanx.job.importing.translation import BatchMeans, Line, Translation, refused
+from phalanx.job.importing.vocabulary import meaning_of
 from phalanx.job.origin import show
-from phalanx.job.read import read_text
+from phalanx.job.presets import list_presets
 
 KINDS = {
-    "trainer": "Hugging Face's TrainingArguments, as JSON",
+    "trainer": "TrainingArguments of Hugging Face as JSON or YAML, also TRL and LLaMA-Factory",
     "accelerate": "the file of `accelerate config`",
     "deepspeed": "DeepSpeed's JSON file",
     "ultralytics": "Ultralytics' args.yaml",
-    "yaml": "a YAML with sections such as `dataloader` and `optimizer`",
-    "command": "a line that begins with torchrun, accelerate launch or deepspeed",
+    "lightning": "the YAML of Lightning's command line",
+    "axolotl": "Axolotl's YAML",
+    "lerobot": "LeRobot's train_config.json",
+    "yaml": "a YAML of your own with a batch, a learning rate or a length",
+    "command": "a line that starts training: torchrun, accelerate launch, deepspeed, yolo, python",
 }
-# Keys that only such a file has.
-_SIGNS = {
-    "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu"),
-    "trainer": ("per_device_train_batch_size", "lr_scheduler_type"),
-    "accelerate": ("distributed_type", "compute_environment"),
-    "ultralytics": ("imgsz", "close_mosaic"),
-    "yaml": ("dataloader", "optimizer", "training", "trainer"),
+# Keys that only such a file has, as sets that must all be there.
+_SIGNS: dict[str, tuple[set[str], ...]] = {
+    "deepspeed": ({"zero_optimization"}, {"train_micro_batch_size_per_gpu"}),
+    "accelerate": ({"distributed_type"}, {"compute_environment"}),
+    "ultralytics": ({"imgsz"}, {"close_mosaic"}),
+    "axolotl": ({"base_model", "micro_batch_size"}, {"base_model", "datasets"}),
+    "lerobot": ({"policy", "steps", "batch_size"},),
+    "trainer": ({"per_device_train_batch_size"}, {"lr_scheduler_type"}, {"finetuning_type"}),
+    "lightning": ({"seed_everything"}, {"trainer", "model"}, {"trainer", "data"}),
 }
-_TRANSLATE: Mapping[str, Callable[[Translation], None]] = {
-    "trainer": trainer.translate,
-    "accelerate": accelerate.translate,
-    "ultralytics": ultralytics.translate,
-    "yaml": plain_yaml.translate,
-    "command": command.translate,
+_STATES_TRAINING = ("batch", "micro", "global_batch", "lr", "epochs", "steps", "warmup_steps")
+_RECORD = {"log_history", "global_step"}  # of a training that was, as Trainer's state
+_WORDS: dict[str, dict[str, str]] = {
+    "ultralytics": ultralytics.WORDS,
+    "lerobot": {"eval.batch_size": "neutral", "eval_freq": "eval_steps", "save_freq": "save_steps"},
 }
+_RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @dataclass(frozen=True)
@@ -50,92 +55,122 @@ class Imported:
     kind: str
     place: str
     job: dict[str, Any]
-    """Values by dotted key; without a recipe where the settings do not say one."""
+    """Values by dotted key; without a recipe where the settings do not name one."""
     lines: list[Line]
-    script: list[str] = field(default_factory=list)
-    """What a command line starts, with its own words; `phalanx launch` starts it as it is."""
+    launch: Launch | None = None
+    """What a command line starts, for `phalanx launch`."""
+    nodes: int = 1
+    preset: str | None = None
+    """The preset of the recipe that the settings name."""
+    findings: list[Finding] = field(default_factory=list)
+    """Settings that could not be placed: errors, and nothing is to be written."""
+
+    @property
+    def script(self) -> list[str]:
+        return self.launch.script if self.launch else []
 
 
-def import_file(path: Path, kind: str | None = None) -> Imported:
+@dataclass(frozen=True)
+class Asked:
+    """What a user adds to the settings."""
+
+    recipe: str | None = None
+    leave: Collection[str] = ()
+    batch_means: BatchMeans | None = None
+
+
+_NOTHING = Asked()
+
+
+def import_file(path: Path, kind: str | None = None, asked: Asked = _NOTHING) -> Imported:
     """Read a file of another tool; raises UserError when it is of no known kind."""
-    settings = _read(path)
+    settings = read_settings(path)
     kind = kind or _kind_of(settings)
     if kind not in KINDS or kind == "command":
         raise UserError(_unknown_kind(path, settings, kind))
     if kind == "deepspeed":
-        return _deepspeed(path)
-    made = Translation(settings, str(path))
-    _TRANSLATE[kind](made)
-    return _imported(kind, made)
+        settings = [Setting("deepspeed", str(path), str(path))]
+    return _import(kind, str(path), settings, asked)
 
 
-def _deepspeed(path: Path) -> Imported:
-    """A job names DeepSpeed's file and takes it in whenever it is read."""
-    job = {"strategy": "deepspeed", "deepspeed.config": str(path)}
-    loaded = load_job({"recipe": "any", **job})
-    lines = [
-        Line(origin.key, "taken", f"{key} = {show(loaded.value(key))}", "read with the job")
-        for key, origin in loaded.origins.items()
-        if origin.kind == "deepspeed" and origin.key
-    ]
-    named = Line(path.name, "taken", f"deepspeed.config = {show(str(path))}", "and what is left")
-    return Imported("deepspeed", str(path), job, [*lines, named])
+def import_command(words: Sequence[str], asked: Asked = _NOTHING) -> Imported:
+    """Read a command line that starts training, with the files that it names."""
+    settings, launch = read_command(words)
+    kind = "ultralytics" if launch.is_yolo else "command"
+    return _import(kind, shlex.join(without_secrets(words)), settings, asked, launch)
 
 
-def import_command(words: Sequence[str]) -> Imported:
-    """Read a command line that starts training."""
-    settings, script, arguments = command.read_command(words)
-    made = Translation({**settings, "script": arguments}, shlex.join(words))
-    command.translate(made)
-    file = settings.get("config_file")
-    found = _imported("command", made, script)
-    if isinstance(file, str) and Path(file).is_file():
-        of_file = import_file(Path(file), "accelerate")
-        return Imported(
-            found.kind, found.place, of_file.job | found.job, of_file.lines + found.lines, script
-        )
-    return found
-
-
-def _imported(kind: str, made: Translation, script: Sequence[str] = ()) -> Imported:
-    job = {"recipe": made.recipe, **made.job} if made.recipe else made.job
-    return Imported(kind, made.place, job, made.lines, list(script))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())[:300]
-        raise UserError(
-            Finding(
-                slug="import-unreadable",
-                what=f"`{path}` is neither JSON nor YAML",
-                why=problem,
-                fix=f"python3 -m json.tool {shlex.quote(str(path))}",
-            )
-        ) from None
-    if not isinstance(found, dict):
-        raise UserError(_unknown_kind(path, {}, None))
-    return {str(key): value for key, value in found.items()}
-
-
-def _kind_of(settings: Mapping[str, Any]) -> str | None:
-    return next(
-        (kind for kind, signs in _SIGNS.items() if any(sign in settings for sign in signs)), None
+def _import(
+    kind: str,
+    place: str,
+    settings: Sequence[Setting],
+    asked: Asked,
+    launch: Launch | None = None,
+) -> Imported:
+    recipe = asked.recipe or ("detection" if kind == "ultralytics" else None)
+    own = _WORDS.get("ultralytics" if recipe == "detection" and kind == "command" else kind, {})
+    made = Translation(
+        settings, recipe=recipe, leave=asked.leave, batch_means=asked.batch_means, words=own
     )
+    if own is ultralytics.WORDS:
+        placement.devices(made)
+        rules.length(made)
+        ultralytics.translate(made)
+    _config(made)
+    for rule in (
+        *(placement.devices, rules.length, rules.batch, rules.optimizer, rules.rate),
+        *(rules.precision, placement.strategy, placement.seeds, placement.loading),
+        *(cadence.cadence, cadence.average, cadence.adapters),
+    ):
+        rule(made)
+    absorb(made, asked.leave)
+    made.finish()
+    job = {"recipe": recipe, **made.job} if recipe else made.job
+    findings = refused(made.refusals)
+    return Imported(kind, place, job, made.lines, launch, made.nodes, made.preset, findings)
 
 
-def _unknown_kind(path: Path, settings: Mapping[str, Any], kind: str | None) -> Finding:
+def _config(made: Translation) -> None:
+    """`--config`: a file that was read, or a preset of the recipe."""
+    setting = made.get("config")
+    if setting is None:
+        return
+    known = list_presets(_RECIPES / made.recipe) if made.recipe else {}
+    name = str(setting.value)
+    if name in known:
+        made.preset = name
+        made.tell([setting], "taken", f"preset {name}", f"of the recipe `{made.recipe}`")
+        made.drop("config")
+    elif Path(name).is_file() and Path(name).suffix in (".yaml", ".yml", ".json"):
+        made.leave(["config"], "its settings are listed here, too")
+    else:
+        presets = ", ".join(known) or "none"
+        made.refuse("config", "there is no such YAML or JSON file, so what it states is unknown; "
+                    f"presets of the recipe: {presets}")  # fmt: skip
+
+
+def _kind_of(settings: Iterable[Setting]) -> str | None:
+    settings = list(settings)
+    keys = {setting.key.partition(".")[0] for setting in settings}
+    if keys >= _RECORD:
+        return None
+    for kind, signs in _SIGNS.items():
+        if any(sign <= keys for sign in signs):
+            return kind
+    states = any(meaning_of(setting) in _STATES_TRAINING for setting in settings)
+    return "yaml" if states else None
+
+
+def _unknown_kind(path: Path, settings: Sequence[Setting], kind: str | None) -> Finding:
     known = "; ".join(f"{name}: {meaning}" for name, meaning in KINDS.items() if name != "command")
     if kind is not None:
         what = f"settings of the kind `{kind}` are not known{did_you_mean(kind, KINDS)}"
     else:
         what = f"`{path}` is of no kind that is known"
+    keys = dict.fromkeys(setting.key.partition(".")[0] for setting in settings)
     return Finding(
         slug="import-kind",
         what=what,
-        why=f"its keys are {show(', '.join(list(settings)[:12]) or 'none')}; known are {known}",
+        why=f"its keys are {show(', '.join(list(keys)[:12]) or 'none')}; known are {known}",
         fix=f"phalanx import {shlex.quote(str(path))} --kind yaml",
     )
