@@ -16,7 +16,7 @@ import torch
 from origin import usable_cores
 from side_by_side import Table, train
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 
 BATCH = 64
 

@@ -33,8 +33,8 @@ from origin import usable_cores
 from peers.on_a_core import PEERS, peer_turns
 from side_by_side import Table, run_child, take_turns, train
 
-from phalanx.engine.telemetry import memory_bytes
-from phalanx.recipe.load import load_recipe
+from phalanx.engine.process.telemetry import memory_bytes
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import EventWriter
 
 BATCH, LR, CLIP, WINDOW = 64, 1e-3, 1.0, 10

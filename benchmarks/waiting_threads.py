@@ -3,7 +3,7 @@ small convolution network on all cores, alone and beside other busy processes.
 
     python benchmarks/waiting_threads.py [--seconds 4] [--rounds 3] [--write]
 
-Ranks get `GOMP_SPINCOUNT=10000` (phalanx.launch.rank_environment) for what this shows.
+Ranks get `GOMP_SPINCOUNT=10000` (phalanx.prepare.rank_environment) for what this shows.
 """
 
 import argparse

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psutil
 from side_by_side import Table
 
-from phalanx.launch.usage import UsageSampler
+from phalanx.supervise.usage import UsageSampler
 from phalanx.watch.web.library import run_id
 from tests.browser.pages import Server, open_browser
 from tests.unit.watch.run_folder import Run, plan

@@ -21,7 +21,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from phalanx.cli.language import LANGUAGES, split_outside_code
+from phalanx.output.language import LANGUAGES, split_outside_code
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "phalanx"
 CATALOGUES = {name: PACKAGE / "languages" / f"{name}.json" for name in LANGUAGES if name != "en"}
@@ -64,7 +64,7 @@ _NOT_SAID = {
     "partition", "rpartition", "strptime", "strftime", "open", "glob", "rglob", "run", "Popen",
     "Signature", "print", "Path", "removeprefix", "rsplit",
 }  # fmt: skip
-_TOLD_BY_SENTENCE = ("cli/terms.py", "job/schema.py")
+_TOLD_BY_SENTENCE = ("verbs/terms.py", "job/schema.py")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Source:
 
     def _titles(self) -> set[str]:
         """What the table of a plan has on the left: the names of its choices."""
-        plan = next(m for m in self.modules if m.name == "planner/plan.py")
+        plan = next(m for m in self.modules if m.name == "planner/schema/plan.py")
         return {
             node.target.id.removesuffix("_bytes").replace("_", " ")
             for node in ast.walk(plan.tree)
@@ -319,7 +319,7 @@ def sentences(text: str) -> list[str]:
 
 def _told(module: Module) -> Iterator[ast.expr]:
     """Explanations of words, and the help under the fields of the job."""
-    if module.name == "cli/terms.py":
+    if module.name == "verbs/terms.py":
         for name, value in _assigned(module.tree.body):
             if name == "TERMS":
                 yield value

@@ -20,7 +20,7 @@ import filelock
 import hypothesis
 import pytest
 
-from phalanx.launch import engine_child
+from phalanx.prepare import engine_child
 from tests.cluster.hosts import Hosts, why_not
 from tests.ranks.command import end_started
 from tests.warm import answering

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 # The last is what the first optimizer of a process imports.
-_IMPORTED = ["phalanx.engine.worker", "phalanx.engine.trace", "torch._dynamo"]
+_IMPORTED = ["phalanx.engine.rank.worker", "phalanx.tracing.trace", "torch._dynamo"]
 
 
 def warm_processes():

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from side_by_side import Table, take_turns
 
 from phalanx.recipe import Epoch
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection.shapes import make_shapes
 
 BATCH = 16

@@ -39,7 +39,7 @@ def train_ultralytics(request, meter):
 
 
 def recipe_of(request):
-    from phalanx.recipe.load import load_recipe
+    from phalanx.recipe.loading import load_recipe
 
     return load_recipe("detection", {"data": request["data"], "image_size": request["size"]})
 

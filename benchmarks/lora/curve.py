@@ -24,7 +24,7 @@ from models import SIZES, write_model, write_pairs
 from peft_trainer import make_peft
 
 from phalanx.api import train
-from phalanx.engine.order import INIT, ids_at
+from phalanx.engine.data.order import INIT, ids_at
 from phalanx.recipe.keys import make_key
 from phalanx.recipes.lora.base import convert
 from phalanx.recipes.lora.network import peft_name

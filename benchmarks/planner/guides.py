@@ -21,11 +21,11 @@ from points import MODELS
 from synthetic import Sized, Synthetic, normal, pixels, scaled
 from torch import nn
 
-from phalanx.engine.trace import trace_recipe
 from phalanx.job.load import load_job
 from phalanx.machine import parse_machine
 from phalanx.planner.scaling import scaling_table
 from phalanx.recipe import Term
+from phalanx.tracing.trace import trace_recipe
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "tests" / "fixtures" / "traces"

@@ -13,10 +13,10 @@ import torch
 from points import FITTED, SETTINGS
 from torch.profiler import ProfilerActivity, profile
 
-from phalanx.engine.data import choose_fetch, map_tensors
-from phalanx.engine.optimize import make_optimizer
-from phalanx.engine.precision import Precision
-from phalanx.recipe.load import load_recipe
+from phalanx.engine.data.micro_batches import choose_fetch, map_tensors
+from phalanx.engine.strategies.optimizers import make_optimizer
+from phalanx.engine.strategies.precision import Precision
+from phalanx.recipe.loading import load_recipe
 
 MICRO = {"Gpt2": 8, "Bert": 24, "VitSmall": 128, "Policy6M": 1024}
 

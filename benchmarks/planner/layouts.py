@@ -33,10 +33,10 @@ def measure_layout(name, precision, micro, layout, search):
     """Runs in the child: seconds of the first step, milliseconds of later ones, and memory."""
     import torch
 
-    from phalanx.engine.data import Fetcher, Request, move
-    from phalanx.engine.precision import Precision
-    from phalanx.planner.batch import Slot
-    from phalanx.recipe.load import load_recipe
+    from phalanx.engine.data.micro_batches import Fetcher, Request, move
+    from phalanx.engine.strategies.precision import Precision
+    from phalanx.planner.schema.micro_batches import Slot
+    from phalanx.recipe.loading import load_recipe
 
     device = torch.device("cuda", 0)
     arithmetic = Precision(precision, device, is_channels_last=layout == "nhwc")

@@ -33,7 +33,7 @@ GRACE_S = 45  # for the one that runs when time is up
 
 def measure_setting(setting, machine):
     """Runs in the child: every micro-batch of a setting, from small to large."""
-    from phalanx.engine.bench import measure_job_here
+    from phalanx.engine.rank.bench import measure_job_here
 
     job, plan = make_plan(setting, machine)
     measured = measure_job_here(job, plan, setting.micro_batches)
@@ -58,8 +58,8 @@ def make_plan(setting, machine):
 
 def measure_this_device(setting, machine):
     """Runs in the child: what the device does at its best."""
-    from phalanx.engine.bench_device import measure_device
-    from phalanx.engine.process import join
+    from phalanx.engine.process.group import join
+    from phalanx.engine.rank.bench_device import measure_device
 
     _, plan = make_plan(setting, machine)
     with join(plan) as process:
@@ -143,7 +143,7 @@ def main():
         print(f"{len(missing)} settings without a kept trace are traced here", flush=True)
     else:
         os.environ.update(make_plan(settings[0], machine)[1].worker_env)
-    import phalanx.engine.bench  # noqa: F401  # torch, once for all children
+    import phalanx.engine.rank.bench  # noqa: F401  # torch, once for all children
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a", encoding="utf-8") as out:

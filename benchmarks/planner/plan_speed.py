@@ -30,7 +30,7 @@ MODELS = {
 CHILD = """
 import json, resource, sys, time
 import torch
-from phalanx.engine.trace import trace_recipe
+from phalanx.tracing.trace import trace_recipe
 spec, options, precisions = json.loads(sys.argv[1])
 wall, cpu = time.perf_counter(), time.process_time()
 trace, findings = trace_recipe(spec, options, precisions)

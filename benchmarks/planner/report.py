@@ -18,9 +18,9 @@ from traces import read_trace
 
 from phalanx.machine import parse_machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
-from phalanx.planner.measuring import job_key
-from phalanx.planner.room import FULL
+from phalanx.planner.memory.budget import FULL
 from phalanx.planner.solve import solve_plan
+from phalanx.planner.time.bench_points import job_key
 
 RESULT = Path(__file__).parents[1] / "results" / "2026-11-15-planner-gpu.md"
 GPU = "H200"

@@ -14,11 +14,16 @@ from pathlib import Path
 from points import MODELS, SCALING, find_settings, options_key
 
 import phalanx
-from phalanx.planner.trace import Trace
-from phalanx.recipe.load import recipe_fingerprint
+from phalanx.planner.schema.trace import Trace
+from phalanx.recipe.loading import recipe_fingerprint
 
 FOLDER = Path(__file__).with_name(".traces")
-SOURCES = ("engine/*.py", "planner/trace.py", "planner/footprint.py", "planner/operators.py")
+SOURCES = (
+    "engine/*.py",
+    "planner/schema/trace.py",
+    "planner/schema/footprint.py",
+    "planner/schema/operators.py",
+)
 TRACING = (
     "trace", "activations", "as_cuda", "blocks", "recompute", "operator", "recurrence", "kernels",
     "attention", "footprint", "workspaces", "live", "compiled", "fused", "speed",
@@ -45,7 +50,7 @@ def read_trace(setting):
     path = trace_file(setting)
     if path.is_file():
         return Trace.from_json(json.loads(path.read_text(encoding="utf-8")))
-    from phalanx.engine.trace import trace_recipe
+    from phalanx.tracing.trace import trace_recipe
 
     trace, findings = trace_recipe(
         f"{MODELS}:{setting.model}",

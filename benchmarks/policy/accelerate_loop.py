@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 
 RATE, CLIP, DECAY = 1e-3, 1.0, 0.995
 

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.follow import Result, run_prepared
-from phalanx.cli.script_view import ScriptResult, run_script
 from phalanx.diagnose.compare import TOLERANCE
 from phalanx.diagnose.examine import Diagnosis, examine
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
-from phalanx.launch.bench import Bench
-from phalanx.launch.bench import bench as _measure
-from phalanx.launch.benchmark import Benchmark, benchmark_trained
-from phalanx.launch.estimate import STEPS, Estimate, estimate_job
-from phalanx.launch.evaluate import Evaluated, evaluate_trained
-from phalanx.launch.export import Export, Settings, export_trained
-from phalanx.launch.launcher import Launcher
-from phalanx.launch.prepare import Source, other_machine, prepare
-from phalanx.launch.script import ScriptRequest, prepare_script
-from phalanx.launch.verify import Verification, verify_job
 from phalanx.machine import Machine, check_machine, probe_machine
-from phalanx.planner.plan import Plan
+from phalanx.output.script_view import ScriptResult, run_script
+from phalanx.planner.schema.plan import Plan
+from phalanx.prepare.launcher import Launcher
+from phalanx.prepare.prepare import Source, other_machine, prepare
 from phalanx.run.directory import find_run
+from phalanx.scripts.request import ScriptRequest, prepare_script
+from phalanx.verbs.bench import Bench
+from phalanx.verbs.bench import bench as _measure
+from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
+from phalanx.verbs.estimate import STEPS, Estimate, estimate_job
+from phalanx.verbs.evaluate import Evaluated, evaluate_trained
+from phalanx.verbs.export import Export, Settings, export_trained
+from phalanx.verbs.verify import Verification, verify_job
 
 __all__ = [
     "Bench",

@@ -4,7 +4,7 @@ import pytest
 
 from tests.browser.pages import SCREENSHOTS, Server, open_browser, why_no_browser
 from tests.cli.test_watch import dead_run
-from tests.unit.run.test_sink_process import png
+from tests.unit.run.sinks.test_process import png
 from tests.unit.watch.run_folder import Run, whole_run
 
 HOSTILE = "<img src=x onerror=window.owned=1><script>window.owned=1</script>"

@@ -7,9 +7,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
-from phalanx.cli import console
 from phalanx.cli.main import run
 from phalanx.machine import Machine
+from phalanx.output import console
 
 MACHINES = Path(__file__).parents[1] / "fixtures" / "machines"
 
@@ -43,5 +43,5 @@ def pretend_machine(monkeypatch, name):
     """Let `plan` and `train` find the machine of a fixture instead of this one."""
     machine = fixture_machine(name)
     # By its module: as an attribute of the package `launch` may be the function by then.
-    prepare = importlib.import_module("phalanx.launch.prepare")
+    prepare = importlib.import_module("phalanx.prepare.prepare")
     monkeypatch.setattr(prepare, "probe_machine", lambda *a, **k: machine)

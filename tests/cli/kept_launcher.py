@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from phalanx.launch import engine_child
-from phalanx.launch.compile_cache import early_variables
-from phalanx.launch.launcher import Launcher
+from phalanx.prepare import engine_child
+from phalanx.prepare.compile_cache import early_variables
+from phalanx.prepare.launcher import Launcher
 
 # Those that have its name by now, then where `train` asks for it.
 _MAKERS = ("verify", "bench", "evaluate", "torchrun", "launcher")

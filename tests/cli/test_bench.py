@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.launch.calibrations import read_calibration
 from phalanx.machine.host import cpu_model
+from phalanx.prepare.calibrations import read_calibration
 from tests.cli.command import fixture_machine, run_cli
 
 HUNGRY = f"{Path(__file__).parents[1] / 'fixtures' / 'recipes' / 'hungry.py'}:Hungry"
@@ -21,7 +21,7 @@ def _own_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     machine = fixture_machine("cpu")
     two_cores = replace(machine, cpu=replace(machine.cpu, usable_cores=2))
-    monkeypatch.setattr("phalanx.launch.prepare.probe_machine", lambda *a, **k: two_cores)
+    monkeypatch.setattr("phalanx.prepare.prepare.probe_machine", lambda *a, **k: two_cores)
 
 
 def kept():

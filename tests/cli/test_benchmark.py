@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.engine.benchmarking import run_benchmark
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.closed_loop import run_benchmark
+from phalanx.engine.rank.worker import run_worker
 from phalanx.run.events import read_events
 from tests.cli.command import run_cli
 from tests.ranks.runs import FIXTURES, make_run, outcomes
@@ -47,7 +47,7 @@ def ask_here(monkeypatch, tmp_path):
         run_benchmark(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.launch.benchmark.ask_engine", ask)
+    monkeypatch.setattr("phalanx.verbs.closed_loop.ask_engine", ask)
 
 
 def rates(told):
@@ -89,7 +89,7 @@ def test_what_was_learned_shows_in_the_loop_and_in_the_events(trained, tmp_path)
     assert told["baselines"]["resting"][0]["successes"] == 0
     assert told["tasks"][0]["low"] == pytest.approx(0.8389, abs=1e-4)  # Wilson of 20 in 20
 
-    from phalanx.recipe.load import load_recipe
+    from phalanx.recipe.loading import load_recipe
 
     torch.manual_seed(0)
     fresh = load_recipe(RECIPE, {}).model().state_dict()

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from phalanx.engine.collecting import run_collect
-from phalanx.launch.collect import collect_data
+from phalanx.engine.rank.collect import run_collect
+from phalanx.verbs.collect import collect_data
 from tests.cli.command import run_cli
 from tests.ranks.runs import FIXTURES
 
@@ -24,7 +24,7 @@ def ask_here(monkeypatch, tmp_path):
         run_collect(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.launch.collect.ask_engine", ask)
+    monkeypatch.setattr("phalanx.verbs.collect.ask_engine", ask)
 
 
 def test_a_recipe_collects_into_a_new_folder_and_says_how_far_it_is(tmp_path):

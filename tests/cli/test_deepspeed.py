@@ -72,7 +72,7 @@ def test_the_arithmetic_of_the_file_meets_the_machine(folder, monkeypatch):
 
 
 def test_without_the_package_nothing_starts(folder, monkeypatch):
-    monkeypatch.setattr("phalanx.job.deepspeed.rules.find_spec", lambda name: None)
+    monkeypatch.setattr("phalanx.job.deepspeed_rules.find_spec", lambda name: None)
     before = sorted(folder.iterdir())
     answer = run_cli("train", "job.yaml", "--deepspeed", "ds_config.json")
     assert answer.code == ExitCode.USAGE

@@ -7,7 +7,7 @@ import pytest
 
 import phalanx
 from phalanx.errors import UserError, format_seconds
-from phalanx.launch import estimate as estimating
+from phalanx.verbs import estimate as estimating
 from tests.cli.command import pretend_machine, run_cli
 from tests.cli.test_plan_elsewhere import digits
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from phalanx.errors import UserError
-from phalanx.launch.evaluate import evaluate_trained
-from phalanx.launch.export import Settings, export_trained
-from phalanx.launch.trained import find_trained
+from phalanx.prepare.trained_model import find_trained
 from phalanx.run.events import read_events
+from phalanx.verbs.evaluate import evaluate_trained
+from phalanx.verbs.export import Settings, export_trained
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
 from tests.fixtures.trained_digits import train_digits

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from phalanx.cli.main import run
-from phalanx.cli.terms import _ALSO, TERMS, find_term
 from phalanx.job.schema import job_keys
+from phalanx.verbs.terms import _ALSO, TERMS, find_term
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.worker import run_worker
 from phalanx.errors import UserError
-from phalanx.launch.export import export_trained
+from phalanx.verbs.export import export_trained
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, averages, make_run, outcomes, weights

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx.errors import UserError
-from phalanx.launch.export import Settings, export_trained
 from phalanx.recipes.digits.data import open_digits
 from phalanx.recipes.digits.model import ConvNet
 from phalanx.run.weights_file import read_record
+from phalanx.verbs.export import Settings, export_trained
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
 from tests.fixtures.trained_digits import train_digits
@@ -101,7 +101,7 @@ def test_half_is_half_as_large_and_takes_fp32(trained, wanted, tmp_path):
 
 def test_int8_is_small_and_its_cost_is_told(trained, wanted, tmp_path, monkeypatch):
     # What it costs is measured by `evaluate`, whose tests are elsewhere.
-    from phalanx.launch.evaluate import Evaluated
+    from phalanx.verbs.evaluate import Evaluated
 
     asked = []
 
@@ -110,7 +110,7 @@ def test_int8_is_small_and_its_cost_is_told(trained, wanted, tmp_path, monkeypat
         figures = {"accuracy": 0.9, "loss": 0.4}
         return Evaluated("", tmp_path, "digits", 1, "raw", figures, 360, 1.0, "here")
 
-    monkeypatch.setattr("phalanx.launch.export.evaluate_trained", evaluate)
+    monkeypatch.setattr("phalanx.verbs.export.evaluate_trained", evaluate)
     done = export(trained, tmp_path / "int8", int8=True, batch=IMAGES)
     path = tmp_path / "int8" / "model.onnx"
     assert asked == [str(path)]
@@ -249,7 +249,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(trained, tmp_path, mo
     def never(*args, **kwargs):
         raise AssertionError("nothing should have been asked")
 
-    monkeypatch.setattr("phalanx.launch.export.ask_engine", never)
+    monkeypatch.setattr("phalanx.verbs.export.ask_engine", never)
     save_file({"a": torch.ones(1)}, tmp_path / "nobody.safetensors")
     (tmp_path / "notes.txt").write_text("no weights")
     run, nobody = str(trained.path), str(tmp_path / "nobody.safetensors")
@@ -271,7 +271,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(trained, tmp_path, mo
 
 
 def test_a_missing_extra_is_a_finding(trained, tmp_path, monkeypatch):
-    from phalanx.engine import onnx_model
+    from phalanx.engine.model import onnx_model
 
     monkeypatch.setattr(onnx_model, "find_spec", lambda name: None if "onnx" in name else sys)
     slugs, finding = slugs_of(lambda: export(trained, tmp_path / "out"))
@@ -281,7 +281,7 @@ def test_a_missing_extra_is_a_finding(trained, tmp_path, monkeypatch):
 
 
 def test_a_file_that_differs_is_not_left(trained, tmp_path, monkeypatch):
-    from phalanx.engine.onnx_model import OnnxModel
+    from phalanx.engine.model.onnx_model import OnnxModel
 
     run = OnnxModel._run
     monkeypatch.setattr(OnnxModel, "_run", lambda *given: tuple(t + 0.01 for t in run(*given)))

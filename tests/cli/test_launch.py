@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import UserError
-from phalanx.launch.script import ScriptRequest, hide_secrets, prepare_script
-from phalanx.launch.script_environment import Place, torchrun_variables
+from phalanx.scripts.environment import Place, torchrun_variables
+from phalanx.scripts.request import ScriptRequest, hide_secrets, prepare_script
 from tests.cli.command import fixture_machine, run_cli
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.options import collect_overrides
+from phalanx.cli.options.job import collect_overrides
 from tests.cli.command import pretend_machine, run_cli
 
 

@@ -9,12 +9,12 @@ import pytest
 
 import phalanx
 from phalanx.errors import ExitCode, UserError
-from phalanx.launch import prepare as preparing
-from phalanx.launch import sweep as sweeping
-from phalanx.launch.trace import trace_recipe
 from phalanx.machine import cannot_train
+from phalanx.prepare import prepare as preparing
+from phalanx.prepare.trace import trace_recipe
+from phalanx.verbs import sweep as sweeping
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
-from tests.unit.planner.test_fit import sizes
+from tests.unit.planner.memory.test_fit import sizes
 
 pytestmark = pytest.mark.asks  # a fake answers
 

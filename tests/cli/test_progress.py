@@ -1,6 +1,6 @@
 """A run as it happens, on one line each."""
 
-from phalanx.cli.progress import describe_sample
+from phalanx.output.progress import describe_sample
 
 
 def test_a_sample_is_one_line_that_fits():

@@ -9,9 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ExitCode, errors_of
-from phalanx.launch.slurm import SlurmRequest, batch_script, parse_time, train_words, value_findings
-from phalanx.launch.slurm_checks import parse_gres, parse_memory
-from phalanx.launch.slurm_jobs import parse_reference
+from phalanx.places.slurm.checks import parse_gres, parse_memory
+from phalanx.places.slurm.job import (
+    SlurmRequest,
+    batch_script,
+    parse_time,
+    train_words,
+    value_findings,
+)
+from phalanx.places.slurm.jobs import parse_reference
 from tests.cli.command import run_cli
 
 # srun writes down what it was given, and waits to be told its end; the others only say their names.

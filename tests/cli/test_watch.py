@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.watch.terminal import Room, render
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from tests.cli.command import run_cli
 from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
 

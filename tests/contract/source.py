@@ -50,7 +50,7 @@ def _imports(path: Path, node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"{path}:{child.lineno}: relative import"
             for name in child.names:
-                # `from phalanx.cli import console` imports the module phalanx.cli.console.
+                # `from phalanx.cli import console` imports the module phalanx.output.console.
                 full = f"{child.module}.{name.name}"
                 module = full if is_module(full) else str(child.module)
                 yield Import(path, child.lineno, module, is_lazy)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from phalanx.cli.language import LANGUAGES
+from phalanx.output.language import LANGUAGES
 from tests.contract.source import PACKAGE, ROOT
 
 HOLE = re.compile(r"\{(\d+)(~?)\}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["phalanx.engine.worker", "torch._dynamo", "torch.distributed.fsdp", "tests.faults.apart"]
+    ["phalanx.engine.rank.worker", "torch._dynamo", "torch.distributed.fsdp", "tests.faults.apart"]
 )
 
 
@@ -62,7 +62,7 @@ def _be_rank(path, attempt, environment, plant, facts):
     if plant is not None:
         module, _, function = plant.partition(":")
         getattr(importlib.import_module(module), function)(**facts)
-    from phalanx.engine.worker import run_worker
+    from phalanx.engine.rank.worker import run_worker
 
     is_good = run_worker(Path(path), attempt=attempt)
     sys.stdout.flush()

@@ -27,7 +27,7 @@ class _Armed:
 
 
 def _arm(step):
-    from phalanx.engine import saving
+    from phalanx.engine.rank import saving
 
     write = saving.write_checkpoint
 
@@ -56,7 +56,9 @@ def crash_in_save(point, step, rank=0):
     """Kill a rank at a point of saving a step."""
     if not is_rank(rank):
         return
-    from phalanx.engine import checkpoint, saving, tensor_file
+    from phalanx.engine.checkpoint import tensors as checkpoint
+    from phalanx.engine.model import tensor_file
+    from phalanx.engine.rank import saving
     from phalanx.run import checkpoints, directory
 
     _arm(step)
@@ -86,7 +88,7 @@ def fail_in_save(number, step, times=None, rank=0, call="fsync"):
     """Let a call fail while checkpoints of a step or later are written: so often, or always."""
     if not is_rank(rank):
         return
-    from phalanx.engine import tensor_file
+    from phalanx.engine.model import tensor_file
 
     _arm(step)
     left = [times]
@@ -101,7 +103,7 @@ def fail_in_save(number, step, times=None, rank=0, call="fsync"):
 
 def lie_about_room(step):
     """Let the disk look larger than it is: what fits is found out by writing."""
-    from phalanx.engine import checkpoint
+    from phalanx.engine.checkpoint import tensors as checkpoint
 
     del step
     checkpoint.check_room = lambda folder, wanted: None

@@ -9,9 +9,9 @@ from collections import Counter
 import psutil
 import pytest
 
-from phalanx.engine.order import ids_at
+from phalanx.engine.data.order import ids_at
 from phalanx.errors import ExitCode
-from phalanx.planner.batch import BatchPlan, deal
+from phalanx.planner.schema.micro_batches import BatchPlan, deal
 from tests.faults.report import record
 from tests.faults.trial import findings, report, said, wait_for_attempt, write_job
 from tests.ranks.command import (

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from phalanx.engine.order import ids_at
+from phalanx.engine.data.order import ids_at
 from phalanx.run.events import read_events
 from tests.faults.apart import run_ranks
 from tests.faults.report import record

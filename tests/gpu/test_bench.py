@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from phalanx.engine.bench import measure_job_here
-from phalanx.launch.prepare import prepare
+from phalanx.engine.rank.bench import measure_job_here
+from phalanx.prepare.prepare import prepare
 from tests.gpu.test_strategies import LEARNERS
 from tests.ranks.command import phalanx
 

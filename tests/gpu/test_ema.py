@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.engine.ema import WeightAverage
-from phalanx.engine.process import Process
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.training.ema import WeightAverage
 from phalanx.recipe import Options, Recipe
 from tests.gpu.test_training import JOB
 from tests.ranks.command import latest, phalanx

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.engine.data import MicroBatch, StepInput
-from phalanx.engine.ema import WeightAverage
-from phalanx.engine.graph import GraphedStep
-from phalanx.engine.optimize import Schedule, make_optimizer
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
+from phalanx.engine.data.micro_batches import MicroBatch, StepInput
+from phalanx.engine.fast.cuda_graph import GraphedStep
+from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.optimizers import Schedule, make_optimizer
+from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.training.ema import WeightAverage
 from phalanx.job.schema import Optimizer
 from phalanx.job.schema import Schedule as ScheduleJob
-from phalanx.planner.batch import StepShare
+from phalanx.planner.schema.micro_batches import StepShare
 from phalanx.recipe import Options, Recipe, Term
 
 

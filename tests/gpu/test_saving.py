@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from phalanx.engine.checkpoint import Content, write_checkpoint
-from phalanx.engine.host_copy import HostCopy
-from phalanx.engine.shards import Shard
-from phalanx.engine.tensor_file import TensorFile, part_of
+from phalanx.engine.checkpoint.host_copy import HostCopy
+from phalanx.engine.checkpoint.tensors import Content, write_checkpoint
+from phalanx.engine.model.shards import Shard
+from phalanx.engine.model.tensor_file import TensorFile, part_of
 from phalanx.run.events import read_events
 from tests.gpu.test_training import JOB
 from tests.ranks.command import latest, phalanx

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.engine.data import MicroBatch, StepInput
-from phalanx.engine.ema import begin_average
-from phalanx.engine.graph import GraphedStep
-from phalanx.engine.optimize import Schedule, make_optimizer
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
-from phalanx.engine.step import TrainStep
+from phalanx.engine.data.micro_batches import MicroBatch, StepInput
+from phalanx.engine.fast.cuda_graph import GraphedStep
+from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.optimizers import Schedule, make_optimizer
+from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
+from phalanx.engine.training.ema import begin_average
+from phalanx.engine.training.step import TrainStep
 from phalanx.job.schema import Ema, Optimizer
 from phalanx.job.schema import Schedule as ScheduleJob
-from phalanx.planner.batch import StepShare
+from phalanx.planner.schema.micro_batches import StepShare
 from phalanx.recipe import Options, Recipe, Term
 
 BAD = (3, 4, 7)

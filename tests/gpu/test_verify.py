@@ -2,9 +2,9 @@
 
 import torch
 
-from phalanx.engine.fingerprint import fingerprints
-from phalanx.engine.record import hash_batch
-from phalanx.engine.shards import shard_of
+from phalanx.engine.model.fingerprint import fingerprints
+from phalanx.engine.model.shards import shard_of
+from phalanx.engine.training.recording import hash_batch
 from tests.ranks.command import phalanx
 
 

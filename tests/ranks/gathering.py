@@ -12,12 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
-from phalanx.engine.shards import local_part
+from phalanx.engine.model.shards import local_part
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.fsdp import make_fsdp
+from phalanx.engine.strategies.precision import Precision
 from phalanx.job.schema import Fsdp
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 
 
 class Alive(TorchDispatchMode):

@@ -7,15 +7,15 @@ from unittest import mock
 
 import torch
 
-from phalanx.engine.ema import WeightAverage
-from phalanx.engine.shards import local_part
+from phalanx.engine.model.shards import local_part
 from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.strategies.fsdp import Fsdp
 from phalanx.engine.strategies.single import Single
-from phalanx.engine.trace import trace_recipe
+from phalanx.engine.training.ema import WeightAverage
 from phalanx.job import load_job
-from phalanx.planner.plan import Plan
-from phalanx.planner.shares import Share, largest_share, layout_of, share_of
+from phalanx.planner.memory.shares import Share, largest_share, layout_of, share_of
+from phalanx.planner.schema.plan import Plan
+from phalanx.tracing.trace import trace_recipe
 from tests.ranks import runs
 
 

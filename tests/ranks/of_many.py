@@ -12,17 +12,17 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import partitioned_param_coordinator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.engine.ema import WeightAverage
-from phalanx.engine.optimize import make_optimizer
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.deepspeed import Deepspeed
 from phalanx.engine.strategies.fsdp import make_fsdp
+from phalanx.engine.strategies.optimizers import make_optimizer
+from phalanx.engine.strategies.precision import Precision
+from phalanx.engine.training.ema import WeightAverage
 from phalanx.job import load_job
-from phalanx.planner.deepspeed import deepspeed_settings
-from phalanx.planner.plan import Decision
-from phalanx.planner.shares import Share
-from phalanx.recipe.load import load_recipe
+from phalanx.planner.memory.deepspeed import deepspeed_settings
+from phalanx.planner.memory.shares import Share
+from phalanx.planner.schema.plan import Decision
+from phalanx.recipe.loading import load_recipe
 from tests.ranks import fresh_deepspeed, held
 
 WORLD = 64

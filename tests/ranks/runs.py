@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.trace import trace_recipe
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.worker import run_worker
 from phalanx.job import load_job
-from phalanx.launch.prepare import Prepared, open_run
 from phalanx.machine import Machine
-from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.solve import solve_plan
+from phalanx.prepare.prepare import Prepared, open_run
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from phalanx.tracing.trace import trace_recipe
 from tests.ranks import fresh_deepspeed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

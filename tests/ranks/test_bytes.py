@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.engine.trace import trace_recipe
 from phalanx.job import load_job
-from phalanx.planner.footprint import Line
-from phalanx.planner.memory import make_footprint
-from phalanx.planner.shares import Share
+from phalanx.planner.memory.prediction import make_footprint
+from phalanx.planner.memory.shares import Share
+from phalanx.planner.schema.footprint import Line
+from phalanx.tracing.trace import trace_recipe
 from tests.ranks.held import predict, predicted
 from tests.ranks.runs import BASE, FIXTURES, make_run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.engine import sample_cache
-from phalanx.planner.plan import Plan
+from phalanx.engine.data import sample_cache
+from phalanx.planner.schema.plan import Plan
 from tests.ranks.runs import (
     BASE,
     FIXTURES,
@@ -108,7 +108,7 @@ def share(folder, has_memfd):
     import torch
     import torch.distributed as dist
 
-    from phalanx.engine.process import Process
+    from phalanx.engine.process.group import Process
 
     os.environ["TMPDIR"] = folder
     sample_cache.tempfile.tempdir = None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.planner.plan import Plan
+from phalanx.planner.schema.plan import Plan
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import FIXTURES
 

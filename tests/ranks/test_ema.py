@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from phalanx.engine.order import INIT
+from phalanx.engine.data.order import INIT
 from phalanx.recipe.keys import make_key
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.checkpoints import verify_checkpoint
 from phalanx.run.events import read_events
 from tests.ranks.runs import (

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.job import load_job
 from phalanx.machine import Machine
-from phalanx.planner.plan import Plan
+from phalanx.planner.schema.plan import Plan
 from phalanx.run.checkpoints import latest_good, list_checkpoints, verify_checkpoint
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events

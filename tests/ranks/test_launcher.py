@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from phalanx.errors import ExitCode
-from phalanx.launch.launcher import READ_LATE, Launcher, LauncherError
-from phalanx.launch.trace import trace_recipe
-from phalanx.planner.trace import EAGER
+from phalanx.planner.schema.trace import EAGER
+from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
+from phalanx.prepare.trace import trace_recipe
 from phalanx.run.directory import RunDirectory
 from tests.ranks.command import finish, is_alive, phalanx, rank_pids, start, wait_for_step
 from tests.ranks.runs import RECIPE
@@ -117,10 +117,10 @@ import os, sys, torch
 read = set()
 real = os._Environ.__getitem__
 os._Environ.__getitem__ = lambda self, name: read.add(name) or real(self, name)
-from phalanx.engine.launch import import_for_ranks
+from phalanx.engine.launcher.serve import import_for_ranks
 import_for_ranks()
-from phalanx.engine.agent import can_fork
-assert {"torch._dynamo", "phalanx.engine.worker"} <= sys.modules.keys()
+from phalanx.engine.launcher.agent import can_fork
+assert {"torch._dynamo", "phalanx.engine.rank.worker"} <= sys.modules.keys()
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
 assert can_fork() and not torch.cuda.is_initialized()
 print(*read)

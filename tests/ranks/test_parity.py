@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.engine.order import INIT, dropout_seed, ids_at, keys_of
-from phalanx.planner.batch import BatchPlan
+from phalanx.engine.data.order import INIT, dropout_seed, ids_at, keys_of
+from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.recipe.keys import make_key
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import read_events
 from tests.ranks.runs import BASE, RECIPE, full, losses, make_run, train, weights
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.order import INIT, ids_at
-from phalanx.engine.trace import trace_recipe
-from phalanx.planner.batch import BatchPlan
-from phalanx.planner.plan import Plan
+from phalanx.engine.data.order import INIT, ids_at
+from phalanx.planner.schema.micro_batches import BatchPlan
+from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.keys import make_key
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import read_events
+from phalanx.tracing.trace import trace_recipe
 from tests.fixtures.recipes.adapted import write_base
 from tests.ranks.runs import (
     FIXTURES,

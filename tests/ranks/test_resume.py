@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from phalanx.engine.order import ids_at
-from phalanx.planner.batch import BatchPlan, deal
+from phalanx.engine.data.order import ids_at
+from phalanx.planner.schema.micro_batches import BatchPlan, deal
 from phalanx.run.events import read_events
 from tests.ranks.runs import (
     assert_same_bits,

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.launch.compared import keep_comparison, recall_comparison
-from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.prepare.validated_before import keep_comparison, recall_comparison
 from phalanx.run.events import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, machine, make_run

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from phalanx.engine.checkpoint import load_checkpoint, save_checkpoint
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
+from phalanx.engine.checkpoint.tensors import load_checkpoint, save_checkpoint
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.fsdp import make_fsdp
+from phalanx.engine.strategies.precision import Precision
 from phalanx.job.schema import Fsdp
 from phalanx.recipe import Options, Recipe
 from phalanx.run.checkpoints import SavedCheckpoint

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from phalanx.engine.process import Process
-from phalanx.engine.recompute import recompute_in_backward
-from phalanx.engine.sync_batchnorm import synchronise_norms
-from phalanx.planner.batch import deal
+from phalanx.engine.model.recompute import recompute_in_backward
+from phalanx.engine.model.sync_batchnorm import synchronise_norms
+from phalanx.engine.process.group import Process
+from phalanx.planner.schema.micro_batches import deal
 from tests.ranks.runs import make_run, train
 from tests.ranks.test_parity import assert_close, plain_loop
 

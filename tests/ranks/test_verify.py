@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.diagnose.cause import explain
 from phalanx.diagnose.compare import compare
+from phalanx.diagnose.difference_cause import explain
 from phalanx.diagnose.recording import read_recording
-from phalanx.engine.trace import trace_recipe
 from phalanx.errors import UserError
 from phalanx.job import load_job
-from phalanx.launch.prepare import Prepared, open_run
-from phalanx.planner.comparable import comparable_sides
 from phalanx.planner.solve import solve_plan
+from phalanx.planner.verify_plans import comparable_sides
+from phalanx.prepare.prepare import Prepared, open_run
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from phalanx.tracing.trace import trace_recipe
 from tests.cli.command import pretend_machine, run_cli
 from tests.ranks.runs import BASE, FIXTURES, RECIPE, full, machine, train
 

@@ -1,6 +1,6 @@
 """Without its extra the detection recipe says what it needs, and under which licence."""
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection import library
 from tests.cli.command import run_cli
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.launch.remote.environment import write_wheel
+from phalanx.places.remote.environment import write_wheel
 from tests.cli.command import run_cli
 from tests.cli.documented import asked
 from tests.cli.reader import write_jobs

@@ -248,7 +248,7 @@ def test_an_environment_is_made_from_a_wheelhouse_without_the_internet(
 ):
     import sysconfig
 
-    from phalanx.launch.remote.environment import write_wheel
+    from phalanx.places.remote.environment import write_wheel
 
     # What Phalanx needs is found beside the environment, Phalanx itself is not.
     server = Server(tmp_path_factory.mktemp("sshd-bare"), sysconfig.get_path("purelib"))

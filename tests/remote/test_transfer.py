@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from phalanx.launch.remote.places import make_place
-from phalanx.launch.remote.ssh import Connection
-from phalanx.launch.remote.transfer import filters, measure, push, would_send
+from phalanx.places.remote.places import make_place
+from phalanx.places.remote.ssh import Connection
+from phalanx.places.remote.transfer import filters, measure, push, would_send
 from tests.remote.conftest import PACKAGES, find
 
 FILES = {

@@ -1,1 +1,1 @@
-
+"""The command line: one file per verb, options in, words out."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.launch.bench import Bench
     from phalanx.machine.calibration import Calibration
-    from phalanx.planner.measuring import Measured
+    from phalanx.planner.time.bench_points import Measured
+    from phalanx.verbs.bench import Bench
 
 
 @with_job_options
@@ -36,8 +36,8 @@ def bench(
 
     Examples: phalanx bench | phalanx bench digits | phalanx bench job.yaml --gpus 1 --micro 8,16,32
     """
-    from phalanx.cli import console
-    from phalanx.launch.bench import bench as measure
+    from phalanx.output import console
+    from phalanx.verbs.bench import bench as measure
 
     sizes = parse_micro_batches(micro)
     with console.working("starting") as say:
@@ -76,9 +76,9 @@ def parse_micro_batches(text: str | None) -> list[int]:
 
 
 def _show_machine(measured: Calibration) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_bytes
     from phalanx.machine.catalogue import match_gpu
+    from phalanx.output import console
 
     known = next(iter(match_gpu(measured.device)), None)
     peaks = {
@@ -118,7 +118,7 @@ def _share(rate: float, peak: float | None) -> str:
 
 
 def _show_steps(done: Bench) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     plan = done.plan
     recipe = (done.recipe or "").rpartition("/")[2]
@@ -140,7 +140,7 @@ def _show_steps(done: Bench) -> None:
         console.say(f"bottleneck: {found.part}; {found.what}")
         console.say(f"to change: {found.change or 'nothing that was measured here'}")
     if fastest is not None:
-        from phalanx.planner.bottleneck import throughput
+        from phalanx.planner.time.bottleneck import throughput
 
         console.say(
             f"most samples per second: micro-batch {fastest.micro_batch}, "
@@ -150,7 +150,7 @@ def _show_steps(done: Bench) -> None:
 
 def _row(measured: Measured) -> tuple[str, ...]:
     from phalanx.errors import format_seconds
-    from phalanx.planner.bottleneck import throughput
+    from phalanx.planner.time.bottleneck import throughput
 
     step = measured.step
     if step is None:
@@ -174,8 +174,8 @@ def _bytes(count: int | None) -> str:
 
 
 def _show_predicted(done: Bench) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_seconds
+    from phalanx.output import console
 
     rows = []
     for step in done.steps:

@@ -30,9 +30,9 @@ def check(
 
     Examples: `phalanx check`, `phalanx check --output /scratch/runs --json`
     """
-    from phalanx.cli import console
     from phalanx.errors import ExitCode, errors_of
     from phalanx.machine import check_machine, probe_machine
+    from phalanx.output import console
 
     with console.working("asking torch"):
         machine = probe_machine(output)
@@ -51,7 +51,7 @@ def check(
 
 def show_machine(machine: Machine) -> None:
     """The machine in one screen."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     console.table(_host_rows(machine))
     if machine.gpus:

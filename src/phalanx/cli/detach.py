@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from phalanx.cli import console
+from phalanx.output import console
 from phalanx.run.directory import RunDirectory
 
 Leave = Callable[[RunDirectory], None]

@@ -30,9 +30,9 @@ def doctor(
     """
     from pathlib import Path
 
-    from phalanx.cli import console
     from phalanx.diagnose.examine import examine
     from phalanx.errors import ExitCode
+    from phalanx.output import console
     from phalanx.run.directory import find_run
 
     found = find_run(run, Path(output), command="phalanx doctor", with_scripts=True)
@@ -47,7 +47,7 @@ def doctor(
 def _show(diagnosis: Diagnosis) -> None:
     from pathlib import Path
 
-    from phalanx.cli import console
+    from phalanx.output import console
 
     prefix = f"{diagnosis.cause}: " if diagnosis.cause else ""  # else its status comes first
     console.say(prefix + diagnosis.verdict, style="bold")

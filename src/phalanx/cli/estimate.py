@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.launch.estimate import Estimate
+    from phalanx.verbs.estimate import Estimate
 
 _STEPS = "5000,10000,20000"
 
@@ -44,8 +44,8 @@ def estimate(
     Examples: phalanx estimate digits --dataset-size 1000 --epochs 100 --gpus 16 --gpu "RTX 2080" |
     phalanx estimate digits --gpus 2 --gpu "RTX 4090" --steps 5000,20000 --step-time 0.5
     """
-    from phalanx.cli import console
-    from phalanx.launch.estimate import estimate_job
+    from phalanx.output import console
+    from phalanx.verbs.estimate import estimate_job
 
     counts = _parse_steps(steps)
     with console.working("looking at the recipe"):
@@ -68,8 +68,8 @@ def estimate(
 
 
 def _show(found: Estimate) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_seconds
+    from phalanx.output import console
 
     low, high = (format_seconds(value) for value in found.interval(found.total_s))
     unit = "GPU" if found.device == "cuda" else "rank"

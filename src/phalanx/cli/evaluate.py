@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import (
+from phalanx.cli.options.job import (
     CHECKPOINT,
     CPU,
     GPUS,
@@ -20,8 +20,8 @@ from phalanx.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.launch.benchmark import Benchmark
-    from phalanx.launch.evaluate import Evaluated, Task
+    from phalanx.verbs.closed_loop import Benchmark
+    from phalanx.verbs.evaluate import Evaluated, Task
 
 
 _NO_BENCHMARK = "none"
@@ -92,9 +92,9 @@ def evaluate(
     Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
     """
-    from phalanx.cli import console
-    from phalanx.launch.benchmark import Benchmark, benchmark_trained
-    from phalanx.launch.evaluate import evaluate_trained
+    from phalanx.output import console
+    from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
+    from phalanx.verbs.evaluate import evaluate_trained
 
     rollouts = Benchmark(
         benchmark,
@@ -143,9 +143,9 @@ def _in_the_loop(
 ) -> Evaluated | None:
     """What the recipe wants to be run after the test split. Where that cannot be done the figures
     of the test split stand by themselves, and why is a warning."""
-    from phalanx.cli import console
     from phalanx.errors import UserError
-    from phalanx.launch.benchmark import benchmark_trained
+    from phalanx.output import console
+    from phalanx.verbs.closed_loop import benchmark_trained
 
     try:
         return benchmark_trained(model, given, benchmark=benchmark, **which, say=say)
@@ -170,9 +170,9 @@ def _refuse(flags: str) -> None:
 
 
 def _show(done: Evaluated) -> None:
-    from phalanx.cli import console
-    from phalanx.cli.progress import describe_sample
     from phalanx.errors import format_seconds
+    from phalanx.output import console
+    from phalanx.output.progress import describe_sample
 
     step = "" if done.step is None else f", step {done.step}"
     console.say(f"{Path(done.recipe).name}: {done.title}{step}")
@@ -198,8 +198,8 @@ def _show(done: Evaluated) -> None:
 
 
 def _show_tasks(done: Evaluated) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_seconds
+    from phalanx.output import console
 
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
     rows = []

@@ -24,10 +24,10 @@ def explain(
 
     Examples: phalanx explain | phalanx explain optimizer.lr | phalanx explain linear scaling
     """
-    from phalanx.cli import console
-    from phalanx.cli.terms import TERMS, find_term
     from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.job.schema import job_keys
+    from phalanx.output import console
+    from phalanx.verbs.terms import TERMS, find_term
 
     if schema:
         from phalanx.job.editor import schema_text

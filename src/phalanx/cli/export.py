@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import CHECKPOINT, RECIPE_OF_WEIGHTS, WEIGHTS
+from phalanx.cli.options.job import CHECKPOINT, RECIPE_OF_WEIGHTS, WEIGHTS
 
 if TYPE_CHECKING:
-    from phalanx.launch.export import Export
+    from phalanx.verbs.export import Export
 
 
 def export(
@@ -72,9 +72,9 @@ def export(
     Examples: phalanx export | phalanx export runs/first --to onnx --dynamic | phalanx export
     runs/first --to onnx --int8 | phalanx export best.pt --recipe digits --to torchscript
     """
-    from phalanx.cli import console
     from phalanx.errors import ExitCode
-    from phalanx.launch.export import Settings, export_trained
+    from phalanx.output import console
+    from phalanx.verbs.export import Settings, export_trained
 
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
@@ -101,8 +101,8 @@ def export(
 
 
 def _show(done: Export) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_bytes
+    from phalanx.output import console
 
     folder = console.short_path(done.folder)
     console.say(f"{done.form} of {done.title}")
@@ -128,7 +128,7 @@ def _show(done: Export) -> None:
 
 
 def _show_compared(done: Export) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     compared = done.compared
     console.table(
@@ -152,7 +152,7 @@ def _show_compared(done: Export) -> None:
 
 
 def _show_next(done: Export, folder: Path) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     command, meaning = f"phalanx recipes show {done.recipe}", "what this form is, and the others"
     if done.form == "safetensors":

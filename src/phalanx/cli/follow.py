@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from phalanx.cli import console
-from phalanx.cli.progress import RunView
 from phalanx.errors import ExitCode, Finding
-from phalanx.launch.hang import watch_for
-from phalanx.launch.launcher import Launcher
-from phalanx.launch.nodes import Nodes
-from phalanx.launch.prepare import Prepared, open_run, replanned
-from phalanx.launch.sinks import sinks_of
-from phalanx.launch.supervisor import Supervisor
+from phalanx.output import console
+from phalanx.output.progress import RunView
+from phalanx.places.nodes.leader import Nodes
+from phalanx.prepare.launcher import Launcher
+from phalanx.prepare.prepare import Prepared, open_run, replanned
 from phalanx.run.directory import RunDirectory
+from phalanx.supervise.hang import watch_for
+from phalanx.supervise.sinks import sinks_of
+from phalanx.supervise.supervisor import Supervisor
 
 
 @dataclass(frozen=True)

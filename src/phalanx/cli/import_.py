@@ -73,12 +73,12 @@ def import_(
     Examples: phalanx import args.yaml | phalanx import training_args.json --recipe lora |
     phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3 --recipe my_recipe.py:Mine
     """
-    from phalanx.cli import console
     from phalanx.errors import UserError
     from phalanx.job import check_job, load_job
     from phalanx.job.importing import Asked, complete, job_text, unstated
     from phalanx.job.presets import list_presets
-    from phalanx.recipe.load import builtin_recipes
+    from phalanx.output import console
+    from phalanx.recipe.loading import builtin_recipes
 
     imported = _read(source, kind, Asked(recipe, leave or (), batch_means))
     chosen = recipe or imported.job.get("recipe")
@@ -118,7 +118,7 @@ def import_(
 
 
 def _next(imported: Imported, out: Path) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     console.say("next:")
     console.say(f"  phalanx plan {shlex.quote(str(out))}")
@@ -143,7 +143,7 @@ def _read(source: list[str], kind: str | None, asked: Asked) -> Imported:
 
 
 def _show(imported: Imported, lines: list[Line]) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     fates = [line.fate for line in lines]
     console.say(
@@ -194,7 +194,7 @@ def _launch(imported: Imported) -> str:
 
 def _no_recipe(imported: Imported, source: list[str]) -> Finding:
     from phalanx.errors import Finding
-    from phalanx.recipe.load import builtin_recipes
+    from phalanx.recipe.loading import builtin_recipes
 
     what = shlex.join(source)
     launch = f"; or the script as it is: {_launch(imported)}" if imported.launch else ""

@@ -15,7 +15,7 @@ from phalanx.cli.nodes import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.launch.script import PreparedScript
+    from phalanx.scripts.request import PreparedScript
 
 # Options end where the script begins: all that follows is the script's.
 SETTINGS = {"allow_interspersed_args": False}
@@ -122,14 +122,14 @@ def launch(
     """
     from pathlib import Path
 
-    from phalanx.cli import console
     from phalanx.cli.detach import Leave, in_background
     from phalanx.cli.nodes import alone_only, launch_on_nodes
-    from phalanx.cli.options import parse_gpus
-    from phalanx.cli.script_view import run_script
-    from phalanx.launch.meeting import parse_rendezvous
-    from phalanx.launch.script import RESULTS, ScriptRequest, prepare_script
-    from phalanx.launch.torchrun import refuse_inside_torchrun
+    from phalanx.cli.options.job import parse_gpus
+    from phalanx.output import console
+    from phalanx.output.script_view import run_script
+    from phalanx.places.nodes.meeting import parse_rendezvous
+    from phalanx.places.torchrun import refuse_inside_torchrun
+    from phalanx.scripts.request import RESULTS, ScriptRequest, prepare_script
 
     refuse_inside_torchrun()
     asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
@@ -173,8 +173,8 @@ def launch(
 def _show_plan(prepared: PreparedScript) -> None:
     import shlex
 
-    from phalanx.cli import console
-    from phalanx.launch.script import hide_secrets
+    from phalanx.output import console
+    from phalanx.scripts.request import hide_secrets
 
     rows = [("command", shlex.join(hide_secrets(prepared.argv)))]
     if prepared.resume_words:

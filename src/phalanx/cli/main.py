@@ -70,7 +70,7 @@ def language_of(
 ) -> None:
     """Train any PyTorch model on every GPU you have: planned, fast, hard to kill, the same run on
     one GPU or many."""
-    from phalanx.cli import language
+    from phalanx.output import language
 
     if lang is not None:
         language.use(lang)
@@ -131,7 +131,7 @@ def _language_first(argv: Sequence[str]) -> list[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; every error becomes Findings and an exit code."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     try:
         return program(argv)

@@ -8,8 +8,8 @@ import typer
 
 if TYPE_CHECKING:
     from phalanx.errors import Finding
-    from phalanx.launch.meeting_terms import Met, NodesAsked
-    from phalanx.launch.script import PreparedScript
+    from phalanx.places.nodes.meeting_terms import Met, NodesAsked
+    from phalanx.scripts.request import PreparedScript
 
 NodesOption = Annotated[
     int, typer.Option("--nodes", help="Machines that train together; the command is given on each.")
@@ -32,7 +32,7 @@ MEETING_S = 600.0
 
 def tell(text: str) -> None:
     """A line about the nodes, as it happens."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     console.tell(text)
 
@@ -66,8 +66,8 @@ def train_on_nodes(
     """Meet the other nodes, then lead them or follow node 0."""
     from pathlib import Path
 
-    from phalanx.launch.joining import job_facts, join_nodes
-    from phalanx.launch.prepare import read_job
+    from phalanx.places.nodes.join import job_facts, join_nodes
+    from phalanx.prepare.prepare import read_job
 
     read = read_job(job, overrides, resume, nodes=asked.nodes)
     met = join_nodes(asked, Path(read.output), job_facts(read), tell)
@@ -94,13 +94,13 @@ def _lead(
     accept_changes: bool,
     dry_run: bool,
 ) -> int:
-    from phalanx.cli import console
     from phalanx.cli.follow import run_prepared
     from phalanx.cli.plan import show_plan
     from phalanx.cli.train import show_end
-    from phalanx.launch.launcher import Launcher
-    from phalanx.launch.nodes import Nodes
-    from phalanx.launch.prepare import prepare
+    from phalanx.output import console
+    from phalanx.places.nodes.leader import Nodes
+    from phalanx.prepare.launcher import Launcher
+    from phalanx.prepare.prepare import prepare
 
     with Launcher() as launcher, Nodes(met) as nodes:
         with console.working("looking at the machines and the recipe"):
@@ -131,13 +131,13 @@ def _lead(
 def _follow(met: Met, output: Any) -> int:
     from contextlib import suppress
 
-    from phalanx.cli import console
     from phalanx.errors import ExitCode
-    from phalanx.launch.compile_cache import early_variables
-    from phalanx.launch.launcher import Launcher, LauncherError
-    from phalanx.launch.node_follower import TrainFollower
-    from phalanx.launch.torch_memory import remembering_torch
     from phalanx.machine import cannot_train, probe_machine
+    from phalanx.output import console
+    from phalanx.places.nodes.follower import TrainFollower
+    from phalanx.prepare.compile_cache import early_variables
+    from phalanx.prepare.launcher import Launcher, LauncherError
+    from phalanx.prepare.torch_facts import remembering_torch
 
     try:
         with Launcher() as launcher:
@@ -163,10 +163,10 @@ def launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bo
     """Meet the other nodes, then lead them or follow node 0 with a script of the user's own."""
     from pathlib import Path
 
-    from phalanx.cli.script_view import ScriptView, run_script
-    from phalanx.launch.joining import join_nodes, script_facts
-    from phalanx.launch.nodes import Nodes
-    from phalanx.launch.script_nodes import ScriptFollower, with_network
+    from phalanx.output.script_view import ScriptView, run_script
+    from phalanx.places.nodes.join import join_nodes, script_facts
+    from phalanx.places.nodes.leader import Nodes
+    from phalanx.places.nodes.script_ranks import ScriptFollower, with_network
 
     met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
     prepared = with_network(prepared, met.settings)
@@ -188,7 +188,7 @@ def launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bo
 
 def show_decided(findings: list[Finding], words: str) -> None:
     """What node 0 has decided."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     console.show_findings(findings)
     if words:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
-    from phalanx.launch.prepare import Prepared
-    from phalanx.planner.plan import Plan
+    from phalanx.planner.schema.plan import Plan
+    from phalanx.prepare.prepare import Prepared
 
 _TITLES = {
     "comm_timeout_s": "communication timeout",
@@ -63,10 +63,10 @@ def plan(
     Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
     phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
-    from phalanx.cli import console
-    from phalanx.cli.sweep import show_sweep
-    from phalanx.cli.why import show_why
-    from phalanx.launch.prepare import other_machine, prepare
+    from phalanx.output import console
+    from phalanx.output.sweep import show_sweep
+    from phalanx.output.why import show_why
+    from phalanx.prepare.prepare import other_machine, prepare
 
     if why is not None and sweep is not None:
         raise _two_questions(why, sweep)
@@ -132,8 +132,8 @@ def _cost(plan: Plan, price: float | None) -> float | None:
 
 def show_plan(prepared: Prepared, price: float | None = None) -> None:
     """Print the plan: choices with reasons, then the same job on other numbers of ranks."""
-    from phalanx.cli import console
     from phalanx.machine.environment import show_variables
+    from phalanx.output import console
 
     plan = prepared.plan
     if prepared.is_elsewhere:
@@ -160,8 +160,8 @@ def show_plan(prepared: Prepared, price: float | None = None) -> None:
 
 
 def _show_ranks(prepared: Prepared) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_seconds
+    from phalanx.output import console
 
     rows = ranks_table(prepared)
     is_timed = all(row.step_s is not None for row in rows)
@@ -210,8 +210,8 @@ def _show_ranks(prepared: Prepared) -> None:
 
 
 def _show_alternatives(plan: Plan) -> None:
-    from phalanx.cli import console
     from phalanx.errors import format_bytes
+    from phalanx.output import console
 
     if plan.alternatives:
         console.table(
@@ -245,7 +245,7 @@ def _is_shown(plan: Plan, name: str, value: Any) -> bool:
 
 def _show_elsewhere(prepared: Prepared) -> None:
     """Say on top that nothing here was seen on the machine it is for."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     machine = prepared.machine
     console.say(f"for another machine: {machine.title}")

@@ -21,8 +21,8 @@ def recipes(context: typer.Context) -> int:
     """
     if context.invoked_subcommand is not None:
         return 0
-    from phalanx.cli import console
-    from phalanx.recipe.load import builtin_recipes, describe_recipe
+    from phalanx.output import console
+    from phalanx.recipe.loading import builtin_recipes, describe_recipe
 
     rows = [(name, describe_recipe(name)) for name in builtin_recipes()]
     console.table(rows, header=("recipe", "what it trains"))
@@ -38,9 +38,9 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 @app.command("show")
 def show(name: Annotated[str, _NAME]) -> int:
     """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
-    from phalanx.cli import console
     from phalanx.job.presets import describe_preset, list_presets
-    from phalanx.recipe.load import builtin_recipes, load_recipe_class, recipe_file
+    from phalanx.output import console
+    from phalanx.recipe.loading import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
     if folder is not None:
@@ -83,9 +83,9 @@ def copy(
     ] = None,
 ) -> int:
     """Copy a recipe's job file and code into a folder of your own to edit."""
-    from phalanx.cli import console
     from phalanx.errors import Finding, UserError
-    from phalanx.recipe.load import builtin_recipes, copy_recipe
+    from phalanx.output import console
+    from phalanx.recipe.loading import builtin_recipes, copy_recipe
 
     _require_known(name)
     target = folder or Path(name)
@@ -125,8 +125,8 @@ def convert(
     Examples: phalanx recipes convert voc Annotations --images JPEGImages --out data |
     phalanx recipes convert coco train.json --images train --val val.json --out data
     """
-    from phalanx.cli import console
     from phalanx.errors import Finding, UserError, did_you_mean
+    from phalanx.output import console
     from phalanx.recipes.detection.converting import FORMATS
     from phalanx.recipes.detection.converting import convert as write
 
@@ -172,8 +172,8 @@ def collect(
     Examples: phalanx recipes collect policy | phalanx recipes collect policy tasks=reach-v3
     episodes=50 --out demonstrations
     """
-    from phalanx.cli import console
-    from phalanx.launch.collect import collect_data
+    from phalanx.output import console
+    from phalanx.verbs.collect import collect_data
 
     _require_known(name)
     with console.working("starting") as say:
@@ -188,7 +188,7 @@ def collect(
 
 def _require_known(name: str) -> None:
     from phalanx.errors import Finding, UserError, did_you_mean
-    from phalanx.recipe.load import builtin_recipes
+    from phalanx.recipe.loading import builtin_recipes
 
     known = builtin_recipes()
     if name in known or ".py:" in name:

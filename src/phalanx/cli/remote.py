@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli import remote_runs
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 from phalanx.cli.remote_runs import NAME, PATIENCE
 
 app = typer.Typer(
@@ -51,9 +51,9 @@ def add(
     Examples: phalanx remote add lab alice@gpu.example.org | phalanx remote add big big-alias
     --path /scratch/alice --python /opt/torch/bin/python
     """
-    from phalanx.cli import console
-    from phalanx.cli.console import short_path
-    from phalanx.launch.remote.places import add_place, config_file, make_place
+    from phalanx.output import console
+    from phalanx.output.console import short_path
+    from phalanx.places.remote.places import add_place, config_file, make_place
 
     place = make_place(name, target, path=path, python=python, site_packages=site_packages)
     before = add_place(place)
@@ -70,8 +70,8 @@ def list_remotes() -> int:
 
     Examples: phalanx remote list
     """
-    from phalanx.cli import console
-    from phalanx.launch.remote.places import load_places
+    from phalanx.output import console
+    from phalanx.places.remote.places import load_places
 
     rows = [
         (place.name, place.target, place.path, place.python or f"{place.path}/env")
@@ -90,8 +90,8 @@ def remove(name: Annotated[str, NAME]) -> int:
 
     Examples: phalanx remote remove lab
     """
-    from phalanx.cli import console
-    from phalanx.launch.remote.places import remove_place
+    from phalanx.output import console
+    from phalanx.places.remote.places import remove_place
 
     place = remove_place(name)
     console.say(f"{place.name} is forgotten; {place.path} on {place.target} stays as it is")
@@ -114,12 +114,12 @@ def check(
 
     Examples: phalanx remote check lab | phalanx remote check lab job.yaml --gpus 0,1
     """
-    from phalanx.cli import console
     from phalanx.cli.check import show_machine
     from phalanx.errors import ExitCode, errors_of
-    from phalanx.launch.remote.job_checks import check_job_there
-    from phalanx.launch.remote.places import find_place
-    from phalanx.launch.remote.ssh import Connection
+    from phalanx.output import console
+    from phalanx.places.remote.job_checks import check_job_there
+    from phalanx.places.remote.places import find_place
+    from phalanx.places.remote.ssh import Connection
 
     place = find_place(remote)
     with console.working(f"looking at {place.target}"), Connection(place) as connection:
@@ -180,15 +180,15 @@ def train(
     """
     import os
 
-    from phalanx.cli import console
-    from phalanx.cli.remote_view import follow, say_following
     from phalanx.errors import UserError, errors_of
-    from phalanx.launch.remote.places import find_place
-    from phalanx.launch.remote.request import make_request, resume_request
-    from phalanx.launch.remote.runs import find_remote_run, start_run
-    from phalanx.launch.remote.sending import send_project
-    from phalanx.launch.remote.ssh import Connection
-    from phalanx.launch.remote.variables import variable_findings, variables_for, word_findings
+    from phalanx.output import console
+    from phalanx.output.remote_view import follow, say_following
+    from phalanx.places.remote.places import find_place
+    from phalanx.places.remote.request import make_request, resume_request
+    from phalanx.places.remote.runs import find_remote_run, start_run
+    from phalanx.places.remote.sending import send_project
+    from phalanx.places.remote.ssh import Connection
+    from phalanx.places.remote.variables import variable_findings, variables_for, word_findings
 
     place = find_place(remote)
     with Connection(place) as connection:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.launch.remote.runs import RemoteRun
-    from phalanx.launch.remote.ssh import Connection
+    from phalanx.places.remote.runs import RemoteRun
+    from phalanx.places.remote.ssh import Connection
 
 NAME = typer.Argument(metavar="NAME", help="The remote, as `remote add` named it.")
 RUN = typer.Argument(metavar="RUN", help="Name of the run; the newest there if left out.")
@@ -27,7 +27,7 @@ def attach(
 
     Examples: phalanx remote attach lab | phalanx remote attach lab digits-20260131-120000
     """
-    from phalanx.cli.remote_view import follow
+    from phalanx.output.remote_view import follow
 
     with _connected(name) as connection:
         return follow(connection, _find(connection, run), patience_s=reconnect_s)
@@ -40,8 +40,8 @@ def runs(name: Annotated[str, NAME]) -> int:
     """
     import time
 
-    from phalanx.cli import console
-    from phalanx.launch.remote.runs import list_runs
+    from phalanx.output import console
+    from phalanx.places.remote.runs import list_runs
 
     with _connected(name) as connection:
         there = list_runs(connection)
@@ -73,8 +73,8 @@ def pull(
 
     Examples: phalanx remote pull lab | phalanx remote pull lab digits-20260131-120000 --best
     """
-    from phalanx.cli import console
-    from phalanx.launch.remote.pulling import pull_run
+    from phalanx.output import console
+    from phalanx.places.remote.pulling import pull_run
 
     with _connected(name) as connection, console.working("looking") as update:
         there = _find(connection, run)
@@ -94,9 +94,9 @@ def stop(
 
     Examples: phalanx remote stop lab | phalanx remote stop lab digits-20260131-120000
     """
-    from phalanx.cli import console
-    from phalanx.cli.remote_view import follow
-    from phalanx.launch.remote.runs import stop_run
+    from phalanx.output import console
+    from phalanx.output.remote_view import follow
+    from phalanx.places.remote.runs import stop_run
 
     with _connected(name) as connection:
         there = _find(connection, run)
@@ -109,13 +109,13 @@ def stop(
 
 
 def _connected(name: str) -> Connection:
-    from phalanx.launch.remote.places import find_place
-    from phalanx.launch.remote.ssh import Connection
+    from phalanx.places.remote.places import find_place
+    from phalanx.places.remote.ssh import Connection
 
     return Connection(find_place(name))
 
 
 def _find(connection: Connection, run: str | None) -> RemoteRun:
-    from phalanx.launch.remote.runs import find_remote_run
+    from phalanx.places.remote.runs import find_remote_run
 
     return find_remote_run(connection, run)

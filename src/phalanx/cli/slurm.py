@@ -8,9 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from phalanx.cli.launch import SETTINGS
-from phalanx.cli.options import with_job_options
-from phalanx.cli.slurm_launch import launch
-from phalanx.cli.slurm_submit import (
+from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.slurm import (
     AccountOption,
     ArrayOption,
     ConstraintOption,
@@ -26,9 +25,10 @@ from phalanx.cli.slurm_submit import (
     TimeOption,
     submit_checked,
 )
+from phalanx.cli.slurm_launch import launch
 
 if TYPE_CHECKING:
-    from phalanx.launch.slurm_jobs import SlurmJob
+    from phalanx.places.slurm.jobs import SlurmJob
 
 
 class _SubmitsByDefault(TyperGroup):
@@ -80,8 +80,8 @@ def submit(
     import sys
 
     from phalanx.errors import UserError, errors_of
-    from phalanx.launch.slurm import SlurmRequest, value_findings
-    from phalanx.launch.slurm_request import (
+    from phalanx.places.slurm.job import SlurmRequest, value_findings
+    from phalanx.places.slurm.request import (
         device_findings,
         gpus_of,
         load_job_elsewhere,
@@ -125,8 +125,8 @@ def status(reference: Annotated[str | None, _REFERENCE] = None) -> int:
 
     Examples: phalanx slurm status | phalanx slurm status 42 | phalanx slurm status runs/digits_42
     """
-    from phalanx.cli import console
-    from phalanx.launch.slurm_jobs import find_job, list_jobs, progress_of
+    from phalanx.output import console
+    from phalanx.places.slurm.jobs import find_job, list_jobs, progress_of
 
     jobs = [find_job(reference)] if reference is not None else list_jobs()
     rows = [
@@ -146,10 +146,10 @@ def logs(
 
     Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
     """
-    from phalanx.cli import console
-    from phalanx.cli.console import short_path
     from phalanx.errors import printable
-    from phalanx.launch.slurm_jobs import find_job
+    from phalanx.output import console
+    from phalanx.output.console import short_path
+    from phalanx.places.slurm.jobs import find_job
 
     for path in find_job(reference).logs:
         console.say(f"== {short_path(path)}", style="bold")
@@ -168,8 +168,8 @@ def cancel(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm cancel 42 | phalanx slurm cancel runs/digits_42
     """
-    from phalanx.cli import console
-    from phalanx.launch.slurm_jobs import cancel as cancel_job
+    from phalanx.output import console
+    from phalanx.places.slurm.jobs import cancel as cancel_job
 
     job = cancel_job(reference)
     console.say(f"job {job.id} is being ended")
@@ -182,8 +182,8 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm requeue 42
     """
-    from phalanx.cli import console
-    from phalanx.launch.slurm_jobs import requeue as requeue_job
+    from phalanx.output import console
+    from phalanx.places.slurm.jobs import requeue as requeue_job
 
     job = requeue_job(reference)
     console.say(f"job {job.id} is queued again")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.slurm_submit import (
+from phalanx.cli.options.slurm import (
     AccountOption,
     ArrayOption,
     ConstraintOption,
@@ -92,8 +92,8 @@ def launch(
     import sys
 
     from phalanx.errors import UserError, errors_of
-    from phalanx.launch.slurm import SlurmRequest, value_findings
-    from phalanx.launch.slurm_request import name_from, script_findings
+    from phalanx.places.slurm.job import SlurmRequest, value_findings
+    from phalanx.places.slurm.request import name_from, script_findings
 
     options = {
         "--cpu": cpu,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.launch.stopping import Stopped
     from phalanx.run.events import Event
+    from phalanx.verbs.stop import Stopped
 
 
 def stop(
@@ -28,9 +28,9 @@ def stop(
     """
     from pathlib import Path
 
-    from phalanx.cli import console
     from phalanx.errors import ExitCode, UserError
-    from phalanx.launch.stopping import stop_run
+    from phalanx.output import console
+    from phalanx.verbs.stop import stop_run
 
     try:
         with console.working("asking it to stop") as update:
@@ -52,8 +52,8 @@ def stop(
 
 
 def _show(stopped: Stopped) -> None:
-    from phalanx.cli import console
-    from phalanx.launch.stopping import resume_command
+    from phalanx.output import console
+    from phalanx.verbs.stop import resume_command
 
     run = console.short_path(stopped.run.path)
     at = f" at step {stopped.step}" if stopped.step is not None else ""

@@ -14,14 +14,14 @@ from phalanx.cli.nodes import (
     RendezvousOption,
     TimeoutOption,
 )
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from phalanx.cli.follow import Result
-    from phalanx.launch.launcher import Launcher
-    from phalanx.launch.prepare import Prepared
+    from phalanx.prepare.launcher import Launcher
+    from phalanx.prepare.prepare import Prepared
 
 
 @with_job_options
@@ -75,11 +75,11 @@ def train(
 
     from phalanx.cli.detach import Leave, in_background
     from phalanx.cli.nodes import alone_only, train_on_nodes
-    from phalanx.launch.compile_cache import early_variables
-    from phalanx.launch.launcher import Launcher, LauncherError
-    from phalanx.launch.meeting import parse_rendezvous
-    from phalanx.launch.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
     from phalanx.machine.environment import DEBUG_COMMUNICATION
+    from phalanx.places.nodes.meeting import parse_rendezvous
+    from phalanx.places.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
+    from phalanx.prepare.compile_cache import early_variables
+    from phalanx.prepare.launcher import Launcher, LauncherError
 
     if ladder and resume is not None:
         raise _no_ladder(resume)
@@ -106,7 +106,7 @@ def train(
         joined.refuse(*(name for name, is_given in options.items() if is_given))
         if joined.rank > 0:
             return follow_first_rank()
-        from phalanx.launch.continued import output_of
+        from phalanx.prepare.resume_target import output_of
 
         resume = resume or joined.find_run(output_of(overrides))
 
@@ -116,10 +116,10 @@ def train(
                 with suppress(LauncherError):  # said when ranks are asked for
                     launcher.start(early_variables())
             # It imports torch meanwhile.
-            from phalanx.cli import console
             from phalanx.cli.follow import run_prepared
             from phalanx.cli.plan import show_plan
-            from phalanx.launch.prepare import prepare
+            from phalanx.output import console
+            from phalanx.prepare.prepare import prepare
 
             with console.working("looking at the machine and the recipe") as say:
                 prepared = prepare(
@@ -150,8 +150,8 @@ def train(
 
 
 def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
-    from phalanx.cli import console
-    from phalanx.launch.ladder import Rung, climb
+    from phalanx.output import console
+    from phalanx.verbs.ladder import Rung, climb
 
     total = 3 if prepared.plan.ranks.value > 1 else 1
     rungs: list[Rung] = []
@@ -181,8 +181,8 @@ def _no_ladder(resume: str) -> Exception:
 
 def show_end(result: Result, prepared: Prepared) -> None:
     """How a run ended, and what to type next."""
-    from phalanx.cli import console
     from phalanx.errors import format_seconds
+    from phalanx.output import console
 
     console.show_findings(result.findings)
     run = result.run
@@ -214,7 +214,7 @@ def show_end(result: Result, prepared: Prepared) -> None:
 
 def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
     """What to type after a finished run."""
-    from phalanx.recipe.load import builtin_recipes
+    from phalanx.recipe.loading import builtin_recipes
 
     job = prepared.job
     length = f"--epochs {2 * job.epochs}" if job.epochs else f"--steps {2 * (job.steps or 1)}"

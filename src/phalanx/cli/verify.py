@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import with_job_options
+from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
     from phalanx.diagnose.compare import Comparison, Tally
-    from phalanx.launch.verify import PlannedComparison, Verification
+    from phalanx.verbs.verify import PlannedComparison, Verification
 
 
 @with_job_options
@@ -48,9 +48,9 @@ def verify(
 
     Examples: phalanx verify digits | phalanx verify job.yaml --ranks 4 --steps 10 width=32
     """
-    from phalanx.cli import console
     from phalanx.errors import ExitCode
-    from phalanx.launch.verify import verify_job
+    from phalanx.output import console
+    from phalanx.verbs.verify import verify_job
 
     with console.working("starting") as say:
         done = verify_job(
@@ -67,7 +67,7 @@ def verify(
 
 
 def _show(done: Verification) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     plan = done.plan
     ranks = plan.ranks.value
@@ -91,7 +91,7 @@ def _show(done: Verification) -> None:
 
 
 def _show_table(compared: Comparison) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     console.table(
         [_row(tally) for tally in compared.tallies.values()],
@@ -109,7 +109,7 @@ def _conditions(planned: PlannedComparison) -> str:
 
 
 def _show_verdict(done: Verification) -> None:
-    from phalanx.cli import console
+    from phalanx.output import console
 
     ranks, planned = done.plan.ranks.value, done.planned
     tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from phalanx.run.directory import RunDirectory
-    from phalanx.watch.watched import WatchedRun
+    from phalanx.watch.watched_run import WatchedRun
 
 
 def watch(
@@ -94,7 +94,7 @@ def watch(
 
         with mirrored(remote, named[0] if named else None) as watched:
             return _show(watched, is_once=once, as_json=as_json)
-    from phalanx.watch.watched import WatchedRun
+    from phalanx.watch.watched_run import WatchedRun
 
     run = find_watched(named[0] if named else None, Path(output))
     return _show(WatchedRun(run), is_once=once, as_json=as_json)
@@ -114,9 +114,9 @@ def find_watched(reference: str | None, output: Path) -> RunDirectory:
 
 
 def _show(watched: WatchedRun, *, is_once: bool, as_json: bool) -> int:
-    from phalanx.cli import console
     from phalanx.diagnose.examine import BAD
     from phalanx.errors import ExitCode
+    from phalanx.output import console
 
     if as_json:
         from phalanx.watch.report import report
@@ -137,7 +137,7 @@ def _follow(watched: WatchedRun) -> None:
     """Live until the run has ended."""
     import time
 
-    from phalanx.cli import console
+    from phalanx.output import console
     from phalanx.watch.terminal import Room, render
 
     with console.live(lambda width, height: render(watched, Room.of(width, height))) as draw:
@@ -152,7 +152,7 @@ def _follow(watched: WatchedRun) -> None:
 
 
 def _tensorboard(run: RunDirectory, host: str, port: int) -> int:
-    from phalanx.cli import console
+    from phalanx.output import console
     from phalanx.watch.boards import start_tensorboard
 
     console.say(f"TensorBoard on {console.short_path(run.tensorboard)}; Ctrl-C ends it")

@@ -22,7 +22,7 @@ def serve_runs(
     token_file: Path | None,
 ) -> int:
     """Serve the pages until Ctrl-C."""
-    from phalanx.cli import console
+    from phalanx.output import console
 
     _need_web()
     from phalanx.watch.web.access import Access
@@ -101,7 +101,7 @@ def _say_tunnel(host: str, port: int) -> None:
     import os
     import platform
 
-    from phalanx.cli import console
+    from phalanx.output import console
 
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if not connection and "SLURM_JOB_ID" not in os.environ:

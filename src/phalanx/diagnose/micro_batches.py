@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from phalanx.diagnose.cause import KEYS, explain_not_finite, explain_rounding
 from phalanx.diagnose.compare import Comparison, Measured, Walk, judge
+from phalanx.diagnose.difference_cause import KEYS, explain_not_finite, explain_rounding
 from phalanx.diagnose.evidence import ROUNDING, Evidence, listed, numbers
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding

@@ -5,7 +5,7 @@ recordings/batches/S-K.npz   what the data set gave for slot K of step S, while 
 
 Tensors are not kept, only a `Fingerprint` of each: a few numbers that are the same for equal
 tensors and, for any difference, differ with overwhelming probability. Ranks write the lines
-(`engine/record.py`); `diagnose.compare` reads them.
+(`engine/training/recording.py`); `diagnose.compare` reads them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-
+"""Being a rank. Needs torch; reached only as a child process."""

@@ -14,31 +14,31 @@ from pathlib import Path
 
 def main(argv: list[str]) -> int:
     if argv[0] == "trace":
-        from phalanx.engine.trace import run_trace
+        from phalanx.tracing.trace import run_trace
 
         run_trace(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "benchmark":
-        from phalanx.engine.benchmarking import run_benchmark
+        from phalanx.engine.rank.closed_loop import run_benchmark
 
         run_benchmark(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "collect":
-        from phalanx.engine.collecting import run_collect
+        from phalanx.engine.rank.collect import run_collect
 
         run_collect(Path(argv[1]), Path(argv[2]))
         return 0
     if argv[0] == "joined":
-        from phalanx.engine.joined import run_joined
+        from phalanx.engine.launcher.torchrun_rank import run_joined
 
         return run_joined(argv[1:])
     if argv[0] == "launch":
-        from phalanx.engine.launch import serve
+        from phalanx.engine.launcher.serve import serve
 
         serve(int(argv[1]))
         return 0
-    from phalanx.engine.heart import HEART
-    from phalanx.engine.rank import run_rank
+    from phalanx.engine.launcher.rank_process import run_rank
+    from phalanx.engine.process.heartbeat import HEART
 
     HEART.write_where_asked()
     return run_rank(Path(argv[0]), int(os.environ.get("PHALANX_ATTEMPT", "0")))

@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.engine.exporting import findings_of_error, nothing_written
-from phalanx.engine.initial_weights import plain_file, unsafe_file
+from phalanx.engine.checkpoint.initial_weights import plain_file, unsafe_file
+from phalanx.engine.checkpoint.recipe_files import findings_of_error, nothing_written
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
 from phalanx.exporter.request import Report, Request
 from phalanx.exporter.weights import open_tensors, write_weights
 from phalanx.recipe.interface import Recipe
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipe.signing import carried_options
 from phalanx.run.directory import new_folder
 

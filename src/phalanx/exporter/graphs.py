@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.engine.built import build_model
-from phalanx.engine.forward import Forward, find_exported
-from phalanx.engine.onnx_model import OnnxModel, require_onnx
+from phalanx.engine.checkpoint.trained_model import build_model
+from phalanx.engine.model.exported_forward import Forward, find_exported
+from phalanx.engine.model.onnx_model import OnnxModel, require_onnx
 from phalanx.errors import Finding
 from phalanx.exporter.compare import Comparison, judge, time_ms, tolerance_of
 from phalanx.exporter.int8 import Calibrated, quantize

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from phalanx.engine.onnx_model import OnnxModel
+from phalanx.engine.model.onnx_model import OnnxModel
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.samples import CALIBRATED, RealSamples
 from phalanx.recipe.interface import Exported, Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.engine.onnx_model import require_onnx
+from phalanx.engine.model.onnx_model import require_onnx
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs

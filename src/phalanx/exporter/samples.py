@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.engine.data import Fetcher, Request, map_tensors
+from phalanx.engine.data.micro_batches import Fetcher, Request, map_tensors
 from phalanx.errors import Finding, UserError
-from phalanx.planner.batch import Slot
+from phalanx.planner.schema.micro_batches import Slot
 from phalanx.recipe.interface import Batch, Exported, Recipe, Split, count_samples
 
 COMPARED = 50

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.engine.exporting import CheckpointTensors
-from phalanx.engine.initial_weights import checkpoint_state, read_torch_file
-from phalanx.engine.shards import Shard
-from phalanx.engine.tensor_file import TensorFile, write_tensors
+from phalanx.engine.checkpoint.initial_weights import checkpoint_state, read_torch_file
+from phalanx.engine.checkpoint.recipe_files import CheckpointTensors
+from phalanx.engine.model.shards import Shard
+from phalanx.engine.model.tensor_file import TensorFile, write_tensors
 from phalanx.exporter.request import Request
 from phalanx.run.checkpoints import EMA_FILE, MODEL_FILE
 from phalanx.run.weights_file import RECORD

@@ -2,10 +2,10 @@
 
 from phalanx.job.device_rules import gpu_findings, ranks_asked
 from phalanx.job.load import LoadedJob, Override, load_job, parse_override
-from phalanx.job.origin import Origin
 from phalanx.job.rules import check_job
 from phalanx.job.schema import Job
-from phalanx.job.values import Interval
+from phalanx.job.source.origin import Origin
+from phalanx.job.source.value_types import Interval
 
 __all__ = [
     "Interval",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from phalanx.errors import Finding
 from phalanx.job.load import LoadedJob
-from phalanx.job.origin import format_value
 from phalanx.job.schema import Job
+from phalanx.job.source.origin import format_value
 
 
 def ranks_asked(job: Job) -> int | None:

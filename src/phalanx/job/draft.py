@@ -21,9 +21,9 @@ from phalanx.job.keys import (
     unknown_key,
     wrong_value,
 )
-from phalanx.job.origin import DEFAULT, Origin, format_value, parse_scalar, show
-from phalanx.job.read import MAX_DEPTH, too_deep
 from phalanx.job.schema import Job
+from phalanx.job.source.origin import DEFAULT, Origin, format_value, parse_scalar, show
+from phalanx.job.source.yaml_nodes import MAX_DEPTH, too_deep
 
 MAX_FINDINGS = 50  # a wrong file given by mistake can hold a hundred thousand unknown keys
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from phalanx.errors import Finding
-from phalanx.job.origin import Origin, parse_scalar, show
 from phalanx.job.schema import Job
-from phalanx.job.values import Interval
+from phalanx.job.source.origin import Origin, parse_scalar, show
+from phalanx.job.source.value_types import Interval
 
 ALIASES = {
     "lr": "optimizer.lr",

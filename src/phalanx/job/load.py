@@ -15,10 +15,10 @@ from phalanx.errors import Finding, UserError
 from phalanx.job.deepspeed import absorb_deepspeed
 from phalanx.job.draft import Draft
 from phalanx.job.keys import fields, known_key, text_keys, unknown_key
-from phalanx.job.origin import DEFAULT, Origin, format_value, parse_scalar, show
 from phalanx.job.presets import FROM_BATCH, take_preset
-from phalanx.job.read import compose, read_text
 from phalanx.job.schema import Job
+from phalanx.job.source.origin import DEFAULT, Origin, format_value, parse_scalar, show
+from phalanx.job.source.yaml_nodes import compose, read_text
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import yaml
 
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.job.keys import known_key
-from phalanx.job.origin import parse_scalar
+from phalanx.job.source.origin import parse_scalar
 
 if TYPE_CHECKING:
     from phalanx.job.load import Override

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 
 from phalanx.errors import Finding
-from phalanx.job.deepspeed.rules import check_deepspeed
+from phalanx.job.deepspeed_rules import check_deepspeed
 from phalanx.job.device_rules import check_devices, keep_one, ranks_asked
 from phalanx.job.load import LoadedJob
-from phalanx.job.origin import format_value
-from phalanx.job.paths import check_init_from, check_output, check_recipe
-from phalanx.job.values import Interval
+from phalanx.job.path_rules import check_init_from, check_output, check_recipe
+from phalanx.job.source.origin import format_value
+from phalanx.job.source.value_types import Interval
 
 
 def check_job(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from phalanx.job.values import Cache, Every, Fast, Interval, Strict, Switch
+from phalanx.job.source.value_types import Cache, Every, Fast, Interval, Strict, Switch
 
 Seconds = Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)]
 _MANY = 10**9  # more epochs, steps or samples at a time than anybody means

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.diagnose.cause import explain_crash
+from phalanx.diagnose.difference_cause import explain_crash
 from phalanx.diagnose.recording import Recording, read_recording
 from phalanx.errors import ExitCode, Finding, UserError
-from phalanx.launch.hang import watch_for
-from phalanx.launch.launcher import Launcher
-from phalanx.launch.outcomes import Outcome
-from phalanx.launch.prepare import Prepared, open_run
-from phalanx.launch.run_folder import RunFailedError
-from phalanx.launch.supervisor import Supervisor
-from phalanx.planner.comparable import Side
-from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.verify_plans import Side
+from phalanx.prepare.launcher import Launcher
+from phalanx.prepare.prepare import Prepared, open_run
+from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
+from phalanx.supervise.hang import watch_for
+from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.supervisor import Supervisor
 
 
 def run_name(ranks: int, name: str) -> str:

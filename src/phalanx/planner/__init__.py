@@ -1,1 +1,1 @@
-
+"""(Job, Machine, Trace) -> Plan: pure arithmetic, no torch; every choice has its reason."""

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu, Link, Machine
-from phalanx.planner.devices import place_ranks
+from phalanx.planner.choices.devices import place_ranks
 
 
 @dataclass(frozen=True)

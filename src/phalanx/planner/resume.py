@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.errors import Finding
-from phalanx.planner.plan import Plan
+from phalanx.planner.schema.plan import Plan
 
 # With another seed, batch or data size the sample order of the first part cannot be continued.
 _FIXED = ("recipe", "seed", "global_batch_size", "num_samples")

@@ -10,10 +10,10 @@ from math import ceil
 from typing import Any
 
 from phalanx.errors import format_bytes
-from phalanx.planner.batch import BatchPlan, split_evenly
-from phalanx.planner.batch_size import expected_speedup, micro_batches_per_rank
-from phalanx.planner.memory import fits_for_sure, predict_parts, with_memory
-from phalanx.planner.plan import Decision, Plan
+from phalanx.planner.batch.size import expected_speedup, micro_batches_per_rank
+from phalanx.planner.memory.prediction import fits_for_sure, predict_parts, with_memory
+from phalanx.planner.schema.micro_batches import BatchPlan, split_evenly
+from phalanx.planner.schema.plan import Decision, Plan
 
 _FOLLOWING = ("step_s", "samples_per_s", "duration_s", "energy_kwh", "process_bytes")
 """What follows from the choices, and is no choice."""

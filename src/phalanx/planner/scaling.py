@@ -8,8 +8,8 @@ from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration
 from phalanx.planner.resize import on_ranks
+from phalanx.planner.schema.trace import Trace
 from phalanx.planner.solve import solve_plan
-from phalanx.planner.trace import Trace
 
 _SHOWN = (1, 2, 4, 8, 16)
 

@@ -8,9 +8,15 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration
-from phalanx.planner import devices
-from phalanx.planner.batch import BatchPlan
-from phalanx.planner.batch_size import (
+from phalanx.planner.batch.intervals import (
+    choose_background,
+    choose_evaluation,
+    choose_length,
+    choose_save_share,
+    choose_saving,
+)
+from phalanx.planner.batch.learning_rate import choose_warmup, lr_findings, scale_lr
+from phalanx.planner.batch.size import (
     BATCH_KEYS,
     arithmetic_findings,
     batch_findings,
@@ -20,31 +26,12 @@ from phalanx.planner.batch_size import (
     ignored_batch,
     keep_micro_batch,
 )
-from phalanx.planner.caching import choose_cache
-from phalanx.planner.compiled import choose_by_gain, choose_compile, with_other
-from phalanx.planner.deepspeed import choose_zero_stage, deepspeed_findings
-from phalanx.planner.fit import fit_findings
-from phalanx.planner.forecast_reasons import with_forecast
-from phalanx.planner.forecaster import Forecaster
-from phalanx.planner.frozen import choose_frozen_precision, frozen_by_deepspeed
-from phalanx.planner.identity import identity_of
-from phalanx.planner.intervals import (
-    choose_background,
-    choose_evaluation,
-    choose_length,
-    choose_save_share,
-    choose_saving,
-)
-from phalanx.planner.learning_rate import choose_warmup, lr_findings, scale_lr
-from phalanx.planner.loading import choose_loading, choose_pin_memory, choose_workers
-from phalanx.planner.memory import make_footprint, smallest_memory, with_memory
-from phalanx.planner.micro_batch import Predict, choose_micro_batch
-from phalanx.planner.plan import Decision, Plan
-from phalanx.planner.probed import with_measured_activations
-from phalanx.planner.rates import device_rates
-from phalanx.planner.resize import on_ranks
-from phalanx.planner.revise import ALLOCATOR_VARIABLE
-from phalanx.planner.rungs import (
+from phalanx.planner.choices import devices
+from phalanx.planner.choices.caching import choose_cache
+from phalanx.planner.choices.frozen_weights import choose_frozen_precision, frozen_by_deepspeed
+from phalanx.planner.choices.loading import choose_loading, choose_pin_memory, choose_workers
+from phalanx.planner.choices.micro_batch import Predict, choose_micro_batch
+from phalanx.planner.choices.optimizations import (
     choose_channels_last,
     choose_comparison,
     choose_cuda_graph,
@@ -52,10 +39,23 @@ from phalanx.planner.rungs import (
     settle_rung,
     without_each,
 )
-from phalanx.planner.speedup import slower_together, speedup_interval, speedup_over
-from phalanx.planner.strategies import other_strategies
-from phalanx.planner.strategy import choose_strategy, choose_sync_batchnorm
-from phalanx.planner.trace import Trace
+from phalanx.planner.choices.other_strategies import other_strategies
+from phalanx.planner.choices.strategy import choose_strategy, choose_sync_batchnorm
+from phalanx.planner.memory.deepspeed import choose_zero_stage, deepspeed_findings
+from phalanx.planner.memory.fit import fit_findings
+from phalanx.planner.memory.prediction import make_footprint, smallest_memory, with_memory
+from phalanx.planner.resize import on_ranks
+from phalanx.planner.revise import ALLOCATOR_VARIABLE
+from phalanx.planner.schema.identity import identity_of
+from phalanx.planner.schema.micro_batches import BatchPlan
+from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.trace import Trace
+from phalanx.planner.time.compile_gain import choose_by_gain, choose_compile, with_other
+from phalanx.planner.time.forecast_reasons import with_forecast
+from phalanx.planner.time.forecaster import Forecaster
+from phalanx.planner.time.rates import device_rates
+from phalanx.planner.time.speedup import slower_together, speedup_interval, speedup_over
+from phalanx.planner.time.untraced import with_measured_activations
 
 
 def solve_plan(

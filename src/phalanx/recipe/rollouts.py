@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from phalanx.errors import ExitCode, Finding, UserError
-from phalanx.run.parent import end_with_parent
+from phalanx.run.parent_death import end_with_parent
 
 Drive = Callable[[Any], Any]
 """From an episode to its result, or to a generator that asks for answers and returns a result."""

@@ -34,7 +34,7 @@ _PROBE_S = 2.0
 _ALONE_S = 60.0
 """What a rank gets to end its step and save, once nobody watches over it."""
 _WATCHED_S = 660.0
-"""The same while its launcher lives, which ends ranks that hang (engine/agent.py)."""
+"""The same while its launcher lives, which ends ranks that hang (engine/launcher/agent.py)."""
 _FAR_S = 120.0
 """For another host: an NFS server frees the locks of a host that crashed after 90 s."""
 _END_S = 20.0

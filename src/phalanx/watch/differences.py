@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from phalanx.run.directory import RunDirectory
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 _LONGEST = 2**20
 _FROM_PLAN = (

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.errors import UserError
-from phalanx.launch.remote.places import find_place
-from phalanx.launch.remote.runs import Follower, Listener, find_remote_run
-from phalanx.launch.remote.ssh import Connection
+from phalanx.places.remote.places import find_place
+from phalanx.places.remote.runs import Follower, Listener, find_remote_run
+from phalanx.places.remote.ssh import Connection
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.events import Event
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 _FIRST_S = 20.0
 _QUIET_S = 0.4  # without an event: the far side looks five times a second

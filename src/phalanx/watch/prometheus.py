@@ -7,7 +7,7 @@ from math import isfinite
 
 from phalanx.watch.state import LOSS
 from phalanx.watch.summary import Summary
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

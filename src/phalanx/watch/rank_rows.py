@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.errors import format_seconds, printable
 from phalanx.watch.ranks import Rank
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from rich.table import Table

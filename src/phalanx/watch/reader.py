@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, WriterOrder
-from phalanx.watch.kept import Place, keep, kept, place_of
+from phalanx.watch.saved_states import Place, keep, kept, place_of
 from phalanx.watch.state import LOSS, RunState
 
 _CHUNK = 4 * 2**20

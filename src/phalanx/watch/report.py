@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from phalanx.watch.state import LOSS
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 SCHEMA_VERSION = 1
 """Of what `--json` prints; raised when a field changes its meaning or goes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.errors import format_bytes, signal_name
 from phalanx.run.events import EVALUATOR, Event
-from phalanx.run.sinks import scalars
+from phalanx.run.sinks.curves import scalars
 from phalanx.watch.ranks import Ranks
 from phalanx.watch.series import Series
 

@@ -15,7 +15,7 @@ from typing import Any
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.watch.reader import parse
-from phalanx.watch.watched import is_running
+from phalanx.watch.watched_run import is_running
 
 _FORMAT = 1
 _END = 2**14

@@ -12,7 +12,7 @@ from phalanx.watch.plot import plot, short_number
 from phalanx.watch.rank_rows import rank_table
 from phalanx.watch.series import Series
 from phalanx.watch.state import LOSS
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.engine.benchmarking import run_benchmark
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.closed_loop import run_benchmark
+from phalanx.engine.rank.worker import run_worker
 from phalanx.job import load_job
-from phalanx.planner.learning_rate import scale_lr
-from phalanx.recipe.load import builtin_recipes, load_recipe
+from phalanx.planner.batch.learning_rate import scale_lr
+from phalanx.recipe.loading import builtin_recipes, load_recipe
 from phalanx.recipes.bev.dataset import collect, describe, missing_simulator
 from phalanx.recipes.bev.options import BevCollecting
 from phalanx.run.events import read_events
@@ -86,7 +86,7 @@ def ask_here(monkeypatch, tmp_path):
         run_benchmark(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.launch.benchmark.ask_engine", ask)
+    monkeypatch.setattr("phalanx.verbs.closed_loop.ask_engine", ask)
 
 
 def events_of(run, kind):

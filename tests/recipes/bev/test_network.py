@@ -2,7 +2,7 @@
 
 import torch
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.bev.diffusion import noise_share, signal_share, take_off
 
 SEEN = ("bev", "speed", "command", "route")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phalanx.errors import UserError
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.bev.routes import read_route
 from tests.recipes.bev.recorded_routes import measurement, pose, seen_from, write_routes
 

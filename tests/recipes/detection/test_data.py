@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.engine.disk_cache import DiskCache
+from phalanx.engine.data.disk_cache import DiskCache
 from phalanx.recipe import Epoch
 from phalanx.recipe.keys import generator
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection.augment import (
     GREY,
     Augmenter,

@@ -15,13 +15,13 @@ import yaml
 from safetensors.torch import load_file
 
 from phalanx.errors import UserError
-from phalanx.launch.evaluate import evaluate_trained
-from phalanx.launch.export import Settings, export_trained
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection.graph import Decoder, match_detections
 from phalanx.recipes.detection.options import DetectionOptions
 from phalanx.recipes.detection.shapes import make_shapes
 from phalanx.run.weights_file import read_record
+from phalanx.verbs.evaluate import evaluate_trained
+from phalanx.verbs.export import Settings, export_trained
 from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import averages, train
 from tests.recipes.detection.test_training import detection, events_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.recipe import UserError
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection.labels import parse_labels
 from phalanx.recipes.detection.source import label_file, read_source
 

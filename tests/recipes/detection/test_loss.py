@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phalanx.recipe import Epoch
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.detection.data import as_input
 from phalanx.recipes.detection.loss import sum_losses
 

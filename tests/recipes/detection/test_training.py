@@ -9,13 +9,13 @@ import cv2
 import pytest
 import torch
 
-from phalanx.engine.data import Fetcher, Request
-from phalanx.engine.order import INIT
-from phalanx.engine.worker import run_worker
+from phalanx.engine.data.micro_batches import Fetcher, Request
+from phalanx.engine.data.order import INIT
+from phalanx.engine.rank.worker import run_worker
 from phalanx.job import load_job
-from phalanx.planner.batch import Slot
+from phalanx.planner.schema.micro_batches import Slot
 from phalanx.recipe.keys import make_key
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import read_events
 from tests.ranks.command import phalanx
 from tests.ranks.runs import assert_same_bits, averages, change_run, make_run, train, weights

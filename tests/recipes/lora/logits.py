@@ -2,7 +2,7 @@
 
 import torch
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from tests.ranks.runs import weights
 
 TOKENS = torch.arange(24).reshape(2, 12) * 7 % 200

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.worker import run_worker
 from phalanx.recipe import UserError
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.lora.base import save_tokenizer
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from phalanx.engine.trace import trace_recipe
 from phalanx.errors import Finding
+from phalanx.tracing.trace import trace_recipe
 from tests.ranks.command import phalanx
 from tests.recipes.lora.models import write_model, write_rows
 from tests.recipes.lora.test_training import options_of

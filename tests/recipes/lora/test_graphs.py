@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from phalanx.errors import UserError
-from phalanx.launch.export import Settings, export_trained
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.lora.forward import exported_forward
+from phalanx.verbs.export import Settings, export_trained
 from tests.fixtures.export_here import answer_here
 from tests.recipes.lora.logits import TOKENS, said, trained_network
 from tests.recipes.lora.models import write_translator

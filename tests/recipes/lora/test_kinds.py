@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 
-from phalanx.engine.exporting import CheckpointTensors
-from phalanx.engine.worker import run_worker
-from phalanx.recipe.load import load_recipe
+from phalanx.engine.checkpoint.recipe_files import CheckpointTensors
+from phalanx.engine.rank.worker import run_worker
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes import lora as shipped
 from phalanx.run.events import read_events
 from tests.cli.command import run_cli

@@ -66,7 +66,7 @@ def test_what_does_not_fill_blocks_stays_as_it_is():
 
 
 def test_scales_keep_their_bits_where_frozen_weights_are_held_narrow():
-    from phalanx.engine.frozen import narrow_frozen
+    from phalanx.engine.model.frozen import narrow_frozen
 
     layer = packed_layer(nn.Linear(BLOCK, 4))
     narrow_frozen(layer, "bf16", torch.bfloat16)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.order import INIT
+from phalanx.engine.data.order import INIT
 from phalanx.recipe.keys import make_key
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from tests.ranks.runs import assert_same_bits, change_run, full, losses, make_run, train, weights
 from tests.ranks.test_deepspeed import TOLERANCE as FP32
 from tests.recipes.lora.logits import from_peft, said, trained_network

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.policy.data import split, thinned
 from phalanx.recipes.policy.demonstrations import open_demonstrations
 from tests.recipes.policy.robots import SMALL, swings, write_libero, write_swings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.policy import vision
 from phalanx.recipes.policy.options import SIZES
 from phalanx.recipes.policy.text import embed_texts

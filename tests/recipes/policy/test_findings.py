@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from phalanx.engine.trace import trace_recipe
+from phalanx.tracing.trace import trace_recipe
 from tests.recipes.policy.robots import SMALL, write_libero, write_swings
 
 

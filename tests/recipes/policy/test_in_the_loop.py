@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.engine.benchmarking import run_benchmark
-from phalanx.engine.worker import run_worker
+from phalanx.engine.rank.closed_loop import run_benchmark
+from phalanx.engine.rank.worker import run_worker
 from phalanx.recipe import BenchmarkSettings
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.policy.collecting import collect
 from phalanx.recipes.policy.demonstrations import open_demonstrations
 from phalanx.recipes.policy.options import PolicyCollecting
@@ -69,7 +69,7 @@ def ask_here(monkeypatch, tmp_path):
         run_benchmark(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.launch.benchmark.ask_engine", ask)
+    monkeypatch.setattr("phalanx.verbs.closed_loop.ask_engine", ask)
 
 
 def test_experts_show_what_they_can_do(demonstrations):

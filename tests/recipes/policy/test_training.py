@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phalanx.engine.built import build_model
-from phalanx.engine.worker import run_worker
-from phalanx.recipe.load import load_recipe
+from phalanx.engine.checkpoint.trained_model import build_model
+from phalanx.engine.rank.worker import run_worker
+from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import read_events
 from tests.cli.command import run_cli
 from tests.ranks.runs import (

@@ -85,7 +85,7 @@ def test_the_rate_of_the_preset_stands_beside_the_best(report):
 def test_the_preset_is_what_the_rates_are_measured_for(report):
     import yaml
 
-    from phalanx.recipe.load import builtin_recipes
+    from phalanx.recipe.loading import builtin_recipes
 
     file = builtin_recipes()["detection"] / "presets" / "large_batch.yaml"
     optimizer = yaml.safe_load(file.read_text())["optimizer"]

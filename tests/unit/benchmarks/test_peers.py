@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.recipe.load import load_recipe
+from phalanx.recipe.loading import load_recipe
 from tests.fixtures.scripts import beside
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"

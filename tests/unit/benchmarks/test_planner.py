@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from phalanx.engine.data import choose_fetch
-from phalanx.recipe.load import load_recipe
+from phalanx.engine.data.micro_batches import choose_fetch
+from phalanx.recipe.loading import load_recipe
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "planner"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import UserError
 from phalanx.job import Interval, Override, check_job, load_job
-from phalanx.recipe.load import builtin_recipes
+from phalanx.recipe.loading import builtin_recipes
 
 # As the team of guide G3 has it.
 G3 = """{"train_batch_size": "auto",

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from phalanx.job import load_job
-from phalanx.job.values import Interval, parse_interval
-from phalanx.planner.learning_rate import scale_lr
+from phalanx.job.source.value_types import Interval, parse_interval
+from phalanx.planner.batch.learning_rate import scale_lr
 from tests.cli.command import Answer, run_cli
 
 CORPUS = Path(__file__).parents[2] / "fixtures" / "imports" / "corpus"

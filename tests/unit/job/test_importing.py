@@ -17,7 +17,7 @@ from phalanx.job.importing import (
     job_text,
     vocabulary,
 )
-from phalanx.recipe.load import builtin_recipes
+from phalanx.recipe.loading import builtin_recipes
 
 FILES = Path(__file__).parents[2] / "fixtures" / "imports"
 

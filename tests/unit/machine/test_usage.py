@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from phalanx.launch import usage
-from phalanx.launch.usage import UsageSampler
 from phalanx.machine.usage import GpuMeter, ProcessMeter
 from phalanx.run.events import Event
-from phalanx.run.sinks import scalars
+from phalanx.run.sinks.curves import scalars
+from phalanx.supervise import usage
+from phalanx.supervise.usage import UsageSampler
 from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml
 
 BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"

@@ -7,8 +7,8 @@ import pytest
 
 from phalanx.job import load_job
 from phalanx.machine import Machine
+from phalanx.planner.schema.trace import Trace
 from phalanx.planner.solve import solve_plan
-from phalanx.planner.trace import Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "machines"
 

@@ -11,7 +11,7 @@ import pytest
 from phalanx.job.load import load_job
 from phalanx.machine import parse_machine
 from phalanx.planner.scaling import scaling_table
-from phalanx.planner.trace import Trace
+from phalanx.planner.schema.trace import Trace
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 

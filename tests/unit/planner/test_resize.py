@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.machine import parse_machine
-from phalanx.planner.devices import place_ranks
+from phalanx.planner.choices.devices import place_ranks
 from phalanx.planner.resize import on_ranks
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.planner.plan import Decision
 from phalanx.planner.resume import resume_findings
+from phalanx.planner.schema.plan import Decision
 
 # With another one of these the sample order of the first part cannot be continued.
 FIXED = {"recipe", "seed", "global_batch_size", "num_samples"}
@@ -84,7 +84,7 @@ def test_another_number_of_ranks_is_no_difference(solve):
 def test_a_plan_read_back_from_its_file_is_no_difference(solve):
     import json
 
-    from phalanx.planner.plan import Plan
+    from phalanx.planner.schema.plan import Plan
 
     plan, _ = solve(schedule={"warmup": "5%"}, optimizer={"betas": [0.8, 0.9]})
     read = Plan.from_json(json.loads(json.dumps(plan.to_json())))

@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.planner.batch import BatchPlan
-from phalanx.planner.footprint import Line
-from phalanx.planner.plan import Decision, Plan
 from phalanx.planner.revise import (
     ALLOCATOR_VARIABLE,
     GROWING_SEGMENTS,
@@ -20,6 +17,9 @@ from phalanx.planner.revise import (
     what_would_fit,
     why_not_smaller,
 )
+from phalanx.planner.schema.footprint import Line
+from phalanx.planner.schema.micro_batches import BatchPlan
+from phalanx.planner.schema.plan import Decision, Plan
 
 
 @pytest.fixture

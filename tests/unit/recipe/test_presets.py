@@ -5,7 +5,7 @@ import pytest
 from phalanx.job import check_job, load_job
 from phalanx.job.presets import describe_preset, list_presets
 from phalanx.planner.solve import solve_plan
-from phalanx.recipe.load import builtin_recipes
+from phalanx.recipe.loading import builtin_recipes
 from phalanx.recipes.lora.options import LoraOptions
 from tests.ranks.runs import RECIPE, machine, trace_recipe
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from phalanx.watch import reader as reader_module
-from phalanx.watch.kept import kept
 from phalanx.watch.reader import RunReader
+from phalanx.watch.saved_states import kept
 from tests.unit.watch.run_folder import Run, whole_run
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.run.events import KINDS, Event
 from phalanx.watch.ranks import Rank
 from phalanx.watch.state import RunState
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
 
 

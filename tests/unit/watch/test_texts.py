@@ -8,7 +8,7 @@ from phalanx.watch.plot import plot, short_number
 from phalanx.watch.prometheus import render_metrics
 from phalanx.watch.series import Point
 from phalanx.watch.summary import summarise
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.charts import Line, curve_chart, heat_chart, smoothed, thin
 from phalanx.watch.web.library import Library, run_id
 from phalanx.watch.web.run_figures import Settings, make_figures, media_file

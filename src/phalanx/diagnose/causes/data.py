@@ -149,6 +149,6 @@ CAUSES = (
         words="the data set failed while a sample was fetched: {last_error}; {sample}",
         fix="try that sample alone, in Python; the line is above; then `{again}`",
         text="ValueError: Caught ValueError in DataLoader worker process 0.",
-        source="torch/_utils.py, ExceptionWrapper; engine/data.py",
+        source="torch/_utils.py, ExceptionWrapper; engine/data/micro_batches.py",
     ),
 )

@@ -1,1 +1,1 @@
-
+"""How ranks hold the model and combine gradients: single, ddp, fsdp, deepspeed, exact."""

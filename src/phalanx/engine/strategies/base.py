@@ -11,13 +11,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from phalanx.engine.optimize import Optimizer
-from phalanx.engine.optimizer_state import OptimizerState, named_state, put_state
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
-from phalanx.engine.shards import Shard, shard_of
-from phalanx.engine.skipping import KeptStatistics, Skips, flag_of, is_decided_on_device
-from phalanx.engine.tensor_file import TensorFile
+from phalanx.engine.model.shards import Shard, shard_of
+from phalanx.engine.model.tensor_file import TensorFile
+from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.optimizer_state import OptimizerState, named_state, put_state
+from phalanx.engine.strategies.optimizers import Optimizer
+from phalanx.engine.strategies.precision import Precision
+from phalanx.engine.strategies.skipped_steps import (
+    KeptStatistics,
+    Skips,
+    flag_of,
+    is_decided_on_device,
+)
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
 

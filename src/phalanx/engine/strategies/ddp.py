@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.engine.process import Process
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob

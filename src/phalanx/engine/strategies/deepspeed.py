@@ -16,16 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.engine.deepspeed_library import LossScale, import_deepspeed, on_device, throwing_away
-from phalanx.engine.norms import widen_norms
-from phalanx.engine.optimize import Optimizer
-from phalanx.engine.optimizer_state import OptimizerState
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
-from phalanx.engine.shards import Shard
+from phalanx.engine.model.norms import widen_norms
+from phalanx.engine.model.shards import Shard
+from phalanx.engine.model.tensor_file import TensorFile
+from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.deepspeed_library import (
+    LossScale,
+    import_deepspeed,
+    on_device,
+    throwing_away,
+)
+from phalanx.engine.strategies.optimizer_state import OptimizerState
+from phalanx.engine.strategies.optimizers import Optimizer
+from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.together import Together, unused_findings
-from phalanx.engine.tensor_file import TensorFile
-from phalanx.engine.zero import ZeroPartitions
+from phalanx.engine.strategies.zero_shards import ZeroPartitions
 from phalanx.errors import Finding, UserError
 from phalanx.recipe.interface import Recipe
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from phalanx.engine.process import Process
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.base import StepSums
 from phalanx.engine.strategies.together import Together
-from phalanx.planner.batch import deal
+from phalanx.planner.schema.micro_batches import deal
 from phalanx.recipe.interface import Recipe
 
 _CHUNK = 4 * 2**20  # numbers exchanged at a time: 16 MiB of fp32 from every rank

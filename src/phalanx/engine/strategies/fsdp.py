@@ -25,13 +25,13 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from phalanx.engine.blocks import find_blocks
-from phalanx.engine.blueprint import Blueprint
-from phalanx.engine.optimize import Optimizer
-from phalanx.engine.precision import Precision
-from phalanx.engine.process import Process
-from phalanx.engine.shards import is_sharded, local_part, shard_of
+from phalanx.engine.model.blocks import find_blocks
+from phalanx.engine.model.blueprint import Blueprint
+from phalanx.engine.model.shards import is_sharded, local_part, shard_of
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.base import StepSums
+from phalanx.engine.strategies.optimizers import Optimizer
+from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.together import Together
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from phalanx.engine.buffers import SharedBuffers
-from phalanx.engine.process import Process
+from phalanx.engine.model.buffers import SharedBuffers
+from phalanx.engine.model.sync_batchnorm import BatchStatistics
+from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.engine.sync_batchnorm import BatchStatistics
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Recipe
 

@@ -14,8 +14,8 @@ from phalanx.job.deepspeed.file import read_deepspeed
 from phalanx.job.deepspeed.sections import translate_sections
 from phalanx.job.deepspeed.training import translate_training
 from phalanx.job.deepspeed.translation import Said, Translation, Unsaid
-from phalanx.job.origin import Origin, show
-from phalanx.job.values import parse_interval
+from phalanx.job.source.origin import Origin, show
+from phalanx.job.source.value_types import parse_interval
 
 _BUILTIN = Path(__file__).parents[2] / "recipes"
 # A null here means that the batch is stated in another key.

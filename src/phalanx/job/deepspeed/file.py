@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from phalanx.errors import Finding, UserError
-from phalanx.job.origin import Origin, show
-from phalanx.job.read import MAX_FILE_BYTES, compose
+from phalanx.job.source.origin import Origin, show
+from phalanx.job.source.yaml_nodes import MAX_FILE_BYTES, compose
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from phalanx.job.deepspeed import keys
 from phalanx.job.deepspeed.keys import FLAG, TYPE
 from phalanx.job.deepspeed.training import TRAINING_KEYS
 from phalanx.job.deepspeed.translation import Translation
-from phalanx.job.origin import show
+from phalanx.job.source.origin import show
 
 _OFFLOADS = {"offload_optimizer": "offload_optimizer", "offload_param": "offload_parameters"}
 _OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_parameters"}

@@ -6,7 +6,7 @@ from phalanx.errors import Finding
 from phalanx.job.deepspeed import keys
 from phalanx.job.deepspeed.keys import COUNT, FLAG
 from phalanx.job.deepspeed.translation import Translation
-from phalanx.job.origin import show
+from phalanx.job.source.origin import show
 
 TRAINING_KEYS = (
     "train_batch_size",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from phalanx.errors import Finding, did_you_mean
 from phalanx.job.deepspeed.file import DeepspeedFile
 from phalanx.job.deepspeed.keys import COUNT, SECTION, Kind
-from phalanx.job.origin import Origin, show
+from phalanx.job.source.origin import Origin, show
 
 
 class Said(NamedTuple):

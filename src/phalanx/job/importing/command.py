@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.job.importing.settings import Setting, read_settings
 from phalanx.job.importing.vocabulary import meaning_of
-from phalanx.job.origin import parse_scalar
+from phalanx.job.source.origin import parse_scalar
 
 PROGRAMS = ("torchrun", "accelerate", "deepspeed", "yolo", "trl", "axolotl", "llamafactory-cli",
             "lerobot-train", "srun", "python", "python3", "lightning")  # fmt: skip

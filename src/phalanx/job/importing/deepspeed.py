@@ -10,8 +10,8 @@ from typing import Any
 from phalanx.job.importing.settings import Setting, is_number, read_settings
 from phalanx.job.importing.translation import Refusal, Translation
 from phalanx.job.load import LoadedJob, load_job
-from phalanx.job.origin import show
-from phalanx.job.values import Interval
+from phalanx.job.source.origin import show
+from phalanx.job.source.value_types import Interval
 
 _FROM_ZERO = "a warm-up rises in a line from 0"
 

@@ -15,8 +15,8 @@ from phalanx.job.importing.deepspeed import absorb
 from phalanx.job.importing.settings import Setting, read_settings, without_secrets
 from phalanx.job.importing.translation import BatchMeans, Line, Translation, refused
 from phalanx.job.importing.vocabulary import meaning_of
-from phalanx.job.origin import show
 from phalanx.job.presets import list_presets
+from phalanx.job.source.origin import show
 
 KINDS = {
     "trainer": "TrainingArguments of Hugging Face as JSON or YAML, also TRL and LLaMA-Factory",

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from phalanx.errors import Finding, UserError
-from phalanx.job.origin import parse_scalar, show
-from phalanx.job.read import read_text
+from phalanx.job.source.origin import parse_scalar, show
+from phalanx.job.source.yaml_nodes import read_text
 
 _MOST = 5000  # aliases of a small file can unfold to gigabytes
 _SECRET = re.compile(r"(token|secret|passw(or)?d|(api|access|secret)[_-]?key)$", re.IGNORECASE)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from phalanx.errors import Finding
 from phalanx.job.importing.settings import Setting, as_number, is_number, is_off
 from phalanx.job.importing.vocabulary import meaning_of, why_left, why_refused
-from phalanx.job.origin import show
+from phalanx.job.source.origin import show
 
 _MOST_SHOWN = 8
 """Settings of one line with their values; of more only the names."""

@@ -9,8 +9,8 @@ from phalanx.job.editor import with_editor_line
 from phalanx.job.importing.translation import Line
 from phalanx.job.keys import fields
 from phalanx.job.load import LoadedJob
-from phalanx.job.origin import format_value, show
-from phalanx.job.values import Interval
+from phalanx.job.source.origin import format_value, show
+from phalanx.job.source.value_types import Interval
 
 _EXCLUSIVE = (
     ("epochs", "steps"),

@@ -14,7 +14,7 @@ from phalanx.watch.differences import job_differences
 from phalanx.watch.plot import short_number
 from phalanx.watch.series import Point
 from phalanx.watch.state import LOSS
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.charts import Line, curve_chart
 from phalanx.watch.web.library import OpenRun
 from phalanx.watch.web.theme import card, every, frame

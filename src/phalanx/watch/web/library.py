@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from phalanx.run.directory import LATEST, RunDirectory
 from phalanx.watch.summary import Summaries, Summary
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from phalanx.run.media import find_media
 from phalanx.watch.plot import short_number
 from phalanx.watch.rank_rows import HEADERS, rank_cells, shown_ranks
 from phalanx.watch.state import LOSS, Media, Note, Said
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.charts import Line, Options, curve_chart, heat_chart, time_chart
 
 _MOST_RANK_LINES = 16

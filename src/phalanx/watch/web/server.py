@@ -15,7 +15,7 @@ from nicegui import ui
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.watch.prometheus import CONTENT_TYPE, render_metrics
-from phalanx.watch.watched import WatchedRun
+from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.access import Access, Guard
 from phalanx.watch.web.compare_page import MOST_RUNS, ComparePage
 from phalanx.watch.web.library import Library, run_id

@@ -1,0 +1,1 @@
+"""The fast path: torch.compile, CUDA graphs, validation against eager."""

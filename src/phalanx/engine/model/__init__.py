@@ -1,0 +1,1 @@
+"""Parts of a model: blocks, buffers, shards, tensor files, recomputation."""

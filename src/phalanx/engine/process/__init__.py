@@ -1,0 +1,1 @@
+"""This process as a rank: group, device memory, heartbeat, failure, telemetry."""

@@ -1,0 +1,1 @@
+"""One rank from start to end: assembly, loop, saving, measuring."""

@@ -1,0 +1,60 @@
+"""Makes data for a recipe, as the recipe itself knows how: `phalanx recipes collect`. Runs in a
+process of its own, because the recipe's code does."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+from phalanx.engine.process.failure import own_line
+from phalanx.errors import Finding, UserError
+from phalanx.recipe.loading import builtin_recipes, judge_options, load_recipe_class
+
+
+def run_collect(request_file: Path, result_file: Path) -> None:
+    """Answer a request `{recipe, settings, out}` with `{path, said, findings}`; never raises for
+    the user's mistakes."""
+    request = json.loads(request_file.read_text(encoding="utf-8"))
+    answer: dict[str, Any] = {"path": None, "said": [], "findings": []}
+    try:
+        answer |= _collect(request)
+    except UserError as error:
+        answer["findings"] = [finding.to_json() for finding in error.findings]
+    result_file.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _collect(request: dict[str, Any]) -> dict[str, Any]:
+    recipe = load_recipe_class(request["recipe"])
+    if recipe.Collecting is None:
+        raise UserError(_collects_nothing(request["recipe"]))
+    settings = judge_options(recipe.Collecting, request["settings"])
+    out = Path(request["out"]) if request["out"] is not None else None
+    try:
+        done = recipe.collect(settings, out)
+    except UserError:
+        raise
+    except Exception as error:  # the recipe's own code, and a simulator's
+        traceback.print_exception(error)
+        raise UserError(_failed(recipe.__name__, error)) from error
+    return {"path": str(done.path), "said": list(done.said)}
+
+
+def _collects_nothing(spec: str) -> Finding:
+    able = [name for name in builtin_recipes() if load_recipe_class(name).Collecting is not None]
+    return Finding(
+        slug="collects-nothing",
+        what=f"the recipe `{spec}` collects no data of its own",
+        why=f"recipes that do: {', '.join(able) or 'none'}",
+        fix=f"phalanx recipes show {spec} says what data it takes",
+    )
+
+
+def _failed(recipe: str, error: Exception) -> Finding:
+    return Finding(
+        slug="collect-failed",
+        what=f"collecting failed: {type(error).__name__}: {str(error)[:600]}",
+        why=own_line(error),
+        fix=f"mend {recipe}.collect",
+    )

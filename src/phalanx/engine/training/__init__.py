@@ -1,0 +1,1 @@
+"""One optimizer step, averaged weights, evaluation, recording."""

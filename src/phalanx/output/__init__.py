@@ -1,0 +1,1 @@
+"""Runs, plans and findings as text: the only place that prints."""

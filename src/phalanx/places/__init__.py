@@ -1,0 +1,1 @@
+"""Where ranks run: under torchrun, on several nodes, in Slurm, over ssh."""

@@ -1,0 +1,1 @@
+"""Another machine over ssh: known places, one connection, push, environment, runs, checks."""

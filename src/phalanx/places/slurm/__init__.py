@@ -1,0 +1,1 @@
+"""Slurm jobs: requested, checked, written as a script, submitted and followed."""

@@ -1,0 +1,1 @@
+"""Batch size, learning rate and intervals."""

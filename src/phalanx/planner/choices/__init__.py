@@ -1,0 +1,1 @@
+"""The choices of a plan, one file each."""

@@ -1,0 +1,1 @@
+"""Predicted memory of a rank, and whether a job fits."""

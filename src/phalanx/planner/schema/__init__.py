@@ -1,0 +1,1 @@
+"""The frozen objects that the planner reads and writes: Trace, Plan, Forecast."""

@@ -1,0 +1,1 @@
+"""Predicted time of a step: compute, communication, data."""

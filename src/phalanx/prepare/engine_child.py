@@ -1,0 +1,99 @@
+"""A question to the engine, answered by a child process: torch and a recipe's code run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import Finding
+from phalanx.prepare.launcher import LOOK_S, Launcher
+from phalanx.recipe.progress import PROGRESS_FILE
+
+
+def ask_engine(
+    verb: str,
+    question: dict[str, Any],
+    *,
+    timeout_s: float,
+    launcher: Launcher | None = None,
+    uses_gpu: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[dict[str, Any] | None, str]:
+    """The answer to a question, or why there is none. A launcher that has begun answers it with the
+    torch that it imports anyway. `export` is answered by the package of that name. `say` is told
+    what a recipe reports meanwhile; the time that is left begins anew with each report."""
+    module = ["phalanx.exporter"] if verb == "export" else ["phalanx.engine", verb]
+    with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
+        request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
+        request.write_text(json.dumps(question), encoding="utf-8")
+        env = {**os.environ, **({} if uses_gpu else {"CUDA_VISIBLE_DEVICES": ""})}
+        env[PROGRESS_FILE] = str(Path(folder, "progress"))
+        reports = _Reports(Path(env[PROGRESS_FILE]), say, timeout_s)
+        try:
+            code = None
+            if launcher is not None:
+                code = launcher.ask(verb, (request, result, said), env, reports.is_patient)
+            if code is None:
+                argv = [sys.executable, "-m", *module, str(request), str(result)]
+                code = _run(argv, env, said, reports)
+        except TimeoutError:
+            return None, f"it did not answer within {timeout_s:g} s"
+        if not result.is_file():
+            lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            return None, f"exit code {code}: {' | '.join(lines)}"
+        answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return answer, ""
+
+
+class _Reports:
+    """What a recipe reports on its way, and how long it has been silent."""
+
+    def __init__(self, file: Path, say: Callable[[str], None], timeout_s: float) -> None:
+        self._file = file
+        self._say = say
+        self._timeout_s = timeout_s
+        self._last = ""
+        self._heard = time.monotonic()
+
+    def is_patient(self) -> bool:
+        """Look for something new; False once there was nothing for too long."""
+        try:
+            text = self._file.read_text(encoding="utf-8")
+        except OSError:
+            text = self._last
+        if text != self._last:
+            self._last, self._heard = text, time.monotonic()
+            self._say(text)
+        return time.monotonic() - self._heard < self._timeout_s
+
+
+def _run(argv: list[str], env: dict[str, str], said: Path, reports: _Reports) -> int:
+    """The exit code of a child process, which is ended when it takes too long or nobody waits."""
+    with (
+        said.open("wb") as output,
+        subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output
+        ) as child,
+    ):
+        try:
+            while reports.is_patient():
+                try:
+                    return child.wait(LOOK_S)
+                except subprocess.TimeoutExpired:
+                    continue
+            raise TimeoutError
+        except BaseException:
+            child.kill()
+            raise
+
+
+def findings_of(answer: dict[str, Any]) -> list[Finding]:
+    """The Findings in an answer."""
+    return [Finding.from_json(record) for record in answer["findings"]]

@@ -1,0 +1,52 @@
+"""Asks the engine, in a child process, what a recipe is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.errors import Finding
+from phalanx.planner.schema.trace import EAGER, Trace
+from phalanx.prepare.engine_child import ask_engine, findings_of
+from phalanx.prepare.launcher import Launcher
+
+_TIMEOUT_S = 600
+
+Answer = tuple[Trace | None, list[Finding]]
+AskTrace = Callable[[str, dict[str, Any], tuple[str, ...]], Answer]
+"""Of a recipe, its options, and the precisions that are wanted, `+compiled` where the code is."""
+
+
+def trace_recipe(
+    spec: str,
+    options: dict[str, Any],
+    precisions: tuple[str, ...] = EAGER,
+    launcher: Launcher | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    is_evaluation: bool = False,
+) -> Answer:
+    """The Trace of a recipe with these options, and what is wrong with either; for an evaluation
+    the test split alone is looked at."""
+    asked = {
+        "recipe": spec,
+        "options": options,
+        "precisions": precisions,
+        "is_evaluation": is_evaluation,
+    }
+    answer, silent_because = ask_engine(
+        "trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher, say=say
+    )
+    if answer is None:
+        return None, [_silent(spec, silent_because)]
+    trace = Trace.from_json(answer["trace"]) if answer["trace"] else None
+    return trace, findings_of(answer)
+
+
+def _silent(spec: str, why: str) -> Finding:
+    return Finding(
+        slug="trace-failed",
+        what=f"the recipe `{spec}` could not be looked at",
+        why=f"the child process that builds its model and data ended early: {why}",
+        fix="phalanx check",
+    )

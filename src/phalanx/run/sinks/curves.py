@@ -1,0 +1,204 @@
+"""Curves, samples and pictures for other tools, fed from the events by a process of their own
+(sink_process.py): TensorBoard files and `results.csv`."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import Event
+from phalanx.run.media import find_media
+from phalanx.run.sinks.pictures import read_picture
+
+SAMPLE_COLUMNS = ("given", "made", "wanted")
+
+
+class Sink(Protocol):
+    """Something that follows a run's events."""
+
+    def take(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The figures an event carries, named as curves."""
+    data = event.data
+    if event.kind == "step":
+        curves = {"train/loss": data["loss"], "train/lr": data["lr"]}
+        if len(data["terms"]) > 1:
+            curves |= {f"train/{name}": value for name, value in data["terms"].items()}
+        optional = {
+            "train/grad_norm": data.get("grad_norm"),
+            "train/loss_scale": data.get("loss_scale"),
+            "speed/samples_per_s": data.get("samples_per_s"),
+            "system/memory_gib": (data.get("memory_bytes") or 0) / 2**30 or None,
+        }
+        curves |= {name: value for name, value in optional.items() if value is not None}
+    elif event.kind == "evaluate":
+        curves = {f"test/{name}": value for name, value in data["metrics"].items()}
+    elif event.kind == "evaluated":  # by `phalanx evaluate`: no part of the curves of training
+        group = f"evaluated/{data['benchmark']}" if data.get("benchmark") else "evaluated"
+        curves = {f"{group}/{name}": value for name, value in data["metrics"].items()}
+    elif event.kind == "usage":
+        curves = _usage(data)
+    else:
+        curves = {}
+    return {name: value for name, value in curves.items() if value is not None}
+
+
+def _usage(data: dict[str, Any]) -> dict[str, float]:
+    gib = {"memory": data["memory_bytes"], "gpu_memory": data.get("gpu_memory_bytes")}
+    figures = {
+        **{name: data.get(name) for name in ("cpu_percent", "gpu_percent", "gpu_power_w")},
+        **{f"{name}_gib": n / 2**30 if n is not None else None for name, n in gib.items()},
+    }
+    prefix = f"system/rank_{data['rank']}"
+    return {f"{prefix}/{name}": n for name, n in figures.items() if n is not None}
+
+
+class TensorBoardSink:
+    """TensorBoard event files, written with TensorBoard's own writer; the first event that has a
+    curve opens them."""
+
+    def __init__(self, folder: Path, run: RunDirectory | None = None) -> None:
+        """`run`: whose plan and pictures go there too."""
+        self._folder = folder
+        self._run = run
+        self._writer: Any = None
+        self._revision: Any = None
+
+    def open(self) -> None:
+        """Import TensorBoard, which takes a second, and begin a file."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._record: Any = Record
+        self._summary: Any = Summary
+        self._tensor: Any = TensorProto
+        self._shape: Any = TensorShapeProto
+        self._text: Any = create_summary_metadata("", "")
+        self._writer = EventFileWriter(str(self._folder), flush_secs=5)
+
+    def take(self, event: Event) -> None:
+        curves = scalars(event)
+        is_other = event.kind in ("samples", "media", "attempt")
+        if self._writer is None:
+            if not curves and not (is_other and event.kind != "attempt"):
+                return
+            self.open()
+        values = [self._summary.Value(tag=t, simple_value=v) for t, v in curves.items()]
+        if event.kind == "samples":
+            rows = [[s[c] for c in SAMPLE_COLUMNS] for s in event.data["samples"]]
+            values.append(self._table("test/samples", [list(SAMPLE_COLUMNS), *rows]))
+        if event.kind == "media":
+            values += self._media(event)
+        if event.kind in ("attempt", "start", "step"):
+            values += self._plan()
+        if values:
+            self._writer.add_event(
+                self._record(
+                    wall_time=event.time_s,
+                    step=event.data.get("step") or 0,  # a script's output may not say
+                    summary=self._summary(value=values),
+                )
+            )
+
+    def _plan(self) -> list[Any]:
+        """The plan as a table of choices and reasons, once for each revision."""
+        plan = _read_plan(self._run)
+        if plan.get("revision") == self._revision:
+            return []
+        self._revision = plan.get("revision")
+        rows = [
+            [name, str(choice["value"]), str(choice["reason"])]
+            for name, choice in plan.items()
+            if isinstance(choice, dict) and {"value", "reason"} <= set(choice)
+        ]
+        return [self._table("plan", [["", "choice", "because"], *rows])] if rows else []
+
+    def _media(self, event: Event) -> list[Any]:
+        file = str(event.data.get("file"))
+        path = find_media(self._run, file) if self._run is not None else None
+        picture = read_picture(path) if path is not None else None
+        if picture is None:
+            return []
+        image = self._summary.Image(
+            height=picture.height, width=picture.width, encoded_image_string=picture.data
+        )
+        return [self._summary.Value(tag=f"media/{event.data['name']}", image=image)]
+
+    def _table(self, tag: str, rows: list[list[str]]) -> Any:
+        """Strings in two dimensions, which the text page shows as a table."""
+        size = [self._shape.Dim(size=n) for n in (len(rows), len(rows[0]))]
+        tensor = self._tensor(
+            dtype="DT_STRING",
+            string_val=[cell.encode(errors="replace") for row in rows for cell in row],
+            tensor_shape=self._shape(dim=size),
+        )
+        return self._summary.Value(tag=tag, metadata=self._text, tensor=tensor)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _read_plan(run: RunDirectory | None) -> dict[str, Any]:
+    try:
+        found = json.loads(run.plan_file.read_text(encoding="utf-8")) if run is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class CsvSink:
+    """`results.csv`: one row per evaluation, to follow with `tail -f` or open in a spreadsheet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last_loss: float | None = None
+
+    def take(self, event: Event) -> None:
+        if event.kind == "step":
+            self._last_loss = event.data["loss"]
+        if event.kind != "evaluate":
+            return
+        row = {
+            "time": round(event.time_s, 3),
+            "epoch": event.data["epoch"],
+            "step": event.data["step"],
+            "train_loss": self._last_loss,
+            **event.data["metrics"],
+        }
+        try:
+            self._append(row)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full disk costs rows, which the events hold too, and no run.
+
+    def _append(self, row: dict[str, Any]) -> None:
+        header = self._header()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            # A run that continues keeps the columns it began with.
+            writer = csv.DictWriter(file, header or list(row), restval="", extrasaction="ignore")
+            if not header:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def _header(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
+
+    def close(self) -> None:
+        return

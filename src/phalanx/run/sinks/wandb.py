@@ -1,0 +1,77 @@
+"""Weights & Biases, when the job asks for it: curves, pictures, videos, the job itself.
+
+The key is wandb's own business: it reads WANDB_API_KEY or its own file; nothing here sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.run.directory import RunDirectory
+from phalanx.run.events import Event
+from phalanx.run.media import find_media
+from phalanx.run.sinks.curves import scalars
+
+
+class WandbSink:
+    """One run of wandb for one run directory; a run that continues goes on in it."""
+
+    def __init__(self, run: RunDirectory, *, project: str, entity: str | None, mode: str) -> None:
+        import wandb
+
+        self._run = run
+        self._wandb: Any = wandb
+        settings = wandb.Settings(console="off", disable_git=True, disable_code=True, silent=True)
+        self._live: Any = wandb.init(
+            project=project,
+            entity=entity,
+            name=run.name,
+            id=_identifier(run),
+            resume=None if mode == "offline" else "allow",  # wandb: offline it cannot resume
+            mode="offline" if mode == "offline" else "online",
+            dir=str(run.path),
+            config=_job(run.job_file),
+            settings=settings,
+        )
+        for prefix in ("train", "test", "evaluated", "speed", "system", "media"):
+            self._live.define_metric(f"{prefix}/*", step_metric="step")
+
+    def take(self, event: Event) -> None:
+        record: dict[str, Any] = {**scalars(event)}
+        if event.kind == "media":
+            record |= self._media(event)
+        if record:
+            # Events of several writers come in any order: wandb's own count would refuse some.
+            self._live.log({"step": event.data.get("step") or 0, **record})
+
+    def _media(self, event: Event) -> dict[str, Any]:
+        path = find_media(self._run, str(event.data.get("file")))
+        if path is None:
+            return {}
+        caption = str(event.data.get("caption") or "")
+        if path.suffix.lower() == ".mp4":
+            made = self._wandb.Video(str(path), caption=caption, format="mp4")
+        else:
+            made = self._wandb.Image(str(path), caption=caption)
+        return {f"media/{event.data['name']}": made}
+
+    def close(self) -> None:
+        self._live.finish()
+
+
+def _identifier(run: RunDirectory) -> str:
+    """The same for a run that continues; wandb takes letters, digits, `-` and `_`."""
+    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in run.name)
+    return f"{kept[:48]}-{os.stat(run.path).st_ino:x}"  # noqa: PTH116
+
+
+def _job(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Training scripts that were not written for Phalanx: environment, output, ranks."""

@@ -1,0 +1,1 @@
+"""Owns a run: starts its ranks, follows and restarts them, and judges how they ended."""

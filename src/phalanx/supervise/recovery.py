@@ -1,0 +1,136 @@
+"""What a run does after a rank ran out of memory: the next plan revision, or why there is none. And
+after a rung of speed was dropped.
+
+It has no budget but its own end: sizes only shrink, and the allocator is changed once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import Finding, format_bytes
+from phalanx.planner.memory.prediction import predict_parts
+from phalanx.planner.revise import (
+    changes_between,
+    drop_rung,
+    grow_segments,
+    halve_evaluate_batch,
+    halve_micro_batch,
+    recompute_activations,
+    what_would_fit,
+    why_not_smaller,
+)
+from phalanx.planner.schema.plan import Plan
+from phalanx.run.events import Event
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A plan changed on the way."""
+
+    plan: Plan
+    reason: str
+    changes: dict[str, dict[str, Any]]
+    step: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the `revision` event."""
+        return {
+            "revision": self.plan.revision,
+            "reason": self.reason,
+            "changes": self.changes,
+            "step": self.step,
+        }
+
+
+def find_memory_failure(seen: Iterable[Event]) -> Event | None:
+    """The first rank that ran out of memory. Peers that lost their connection to it may have
+    recorded their end earlier, but are not the cause."""
+    failed = (
+        event
+        for event in seen
+        if event.kind == "outcome"
+        and event.writer.startswith("rank-")
+        and event.data.get("memory") is not None
+    )
+    return min(failed, key=lambda event: event.time_s, default=None)
+
+
+def revise_plan(plan: Plan, failure: Event) -> Revision | None:
+    """The plan that needs less memory where it ran out; None when there is none, or when the ranks
+    were to measure this one."""
+    if plan.measured_micro_batches is not None:
+        return None
+    memory, phase, step = failure.data["memory"], failure.data["phase"], failure.data["step"]
+    said = failure.data["reason"]
+    tried, idle = memory["tried_bytes"], memory["idle_bytes"]
+    if tried is not None and idle is not None and idle > tried:
+        revised = grow_segments(plan, os.environ)
+        if revised is not None:
+            reason = f"{said}; the memory is there but fragmented: tried once more with segments"
+            return revision_between(plan, revised, f"{reason} that grow", step)
+    if phase == "evaluate":
+        revised = halve_evaluate_batch(plan)
+        return revision_between(plan, revised, said, step) if revised is not None else None
+    if phase == "start":  # building and loading the model knows nothing of micro-batches
+        return None
+    revised = halve_micro_batch(plan)
+    if revised is None:
+        revised = recompute_activations(plan)
+        if revised is None:
+            return None
+        return revision_between(
+            plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step
+        )
+    kept = f"the global batch stays {plan.global_batch_size.value}"
+    return revision_between(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
+
+
+def without_rung(plan: Plan, dropped: Event) -> Revision:
+    """The plan without a rung of speed, as the ranks go on."""
+    rung, reason = dropped.data["rung"], dropped.data["reason"]
+    return revision_between(plan, drop_rung(plan, rung, reason), reason, None)
+
+
+def does_not_fit(plan: Plan, failure: Event) -> Finding:
+    """Why no smaller plan is left, and what would help."""
+    phase = failure.data["phase"]
+    if phase == "start":
+        what = "the model does not fit, before any micro-batch"
+    elif phase == "evaluate":
+        what = f"an evaluation of {plan.evaluate_batch_size.value} sample at a time does not fit"
+    else:
+        size = plan.batch.largest_slot
+        what = f"a micro-batch of {size} sample{'s' if size > 1 else ''} does not fit"
+    asked = plan.shrunk.get("micro_batch_size")
+    before = f"; the micro-batch was {asked} at first" if asked is not None else ""
+    if phase not in ("start", "evaluate"):
+        before += f"; {why_not_smaller(plan)}"
+    parts = predict_parts(plan)
+    return Finding(
+        slug="does-not-fit",
+        what=f"{what}: {failure.data['reason']}",
+        why=f"predicted on each rank in {plan.precision.value}: {parts}"
+        f"{'' if parts.activations is not None else ' + activations, which are not known'}; "
+        f"{format_bytes(parts.state)} of it whatever the micro-batch{before}",
+        fix="; ".join(what_would_fit(plan)),
+    )
+
+
+def revision_between(old: Plan, new: Plan, reason: str, step: int | None) -> Revision:
+    """Of two plans, with what differs."""
+    return Revision(new, reason, changes_between(old, new), step)
+
+
+def _what_differs(plan: Plan) -> str:
+    if plan.determinism.value == "exact":
+        return "the bits are from here on those of a run with the new micro-batch"
+    if plan.has_batchnorm:
+        where = "the micro-batches of a round" if plan.sync_batchnorm.value else "a micro-batch"
+        return (
+            f"BatchNorm takes its statistics over {where} and dropout is drawn per micro-batch, "
+            "so the curve changes slightly"
+        )
+    return "the loss curve is the same, except that dropout is drawn per micro-batch"

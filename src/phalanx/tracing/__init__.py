@@ -1,0 +1,1 @@
+"""What one step of a model does, found on fake tensors: operators, bytes, kernels."""

@@ -1,0 +1,254 @@
+"""Measures this machine, and a job's real steps on it: `phalanx bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.job import Override
+from phalanx.job.schema import Hang
+from phalanx.machine.calibration import Calibration, MeasuredStep
+from phalanx.planner.schema.plan import Plan
+from phalanx.planner.solve import solve_plan
+from phalanx.planner.time.bench_points import Measured, choose_micro_batches, plan_at
+from phalanx.planner.time.bottleneck import Bottleneck, find_bottleneck, throughput
+from phalanx.prepare.calibrations import store_calibration
+from phalanx.prepare.launcher import Launcher
+from phalanx.prepare.prepare import Prepared, Source, open_run, prepare
+from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.run.events import Event
+from phalanx.supervise.hang import HangWatch
+from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.supervisor import Supervisor
+
+_ANY_JOB = "digits"  # ranks need a plan; of this one's nothing is run
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured, and what it means."""
+
+    calibration: Calibration
+    """Of this time only; the file also has what was measured before."""
+    plan: Plan
+    recipe: str | None
+    """None when only the machine was measured."""
+    measured: list[Measured]
+    predicted: dict[int, Plan]
+    """By micro-batch: what the planner said before it was measured."""
+    bottleneck: Bottleneck | None
+    stored: Path
+    findings: list[Finding]
+
+    @property
+    def steps(self) -> list[MeasuredStep]:
+        return [measured.step for measured in self.measured if measured.step is not None]
+
+    @property
+    def fastest(self) -> MeasuredStep | None:
+        return max(self.steps, key=throughput, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        plan, fastest = self.plan, self.fastest
+        job = {
+            "recipe": self.recipe,
+            "ranks": plan.ranks.value,
+            "device": plan.device.value,
+            "strategy": plan.strategy.value,
+            "precision": plan.precision.value,
+            "measured": [
+                {
+                    **measured.to_json(),
+                    "samples_per_s": throughput(measured.step) if measured.step else None,
+                }
+                for measured in self.measured
+            ],
+            "predicted": [
+                {
+                    "micro_batch": micro_batch,
+                    "step_s": made.step_s.value,
+                    "forecast": made.forecast.to_json() if made.forecast is not None else None,
+                    "allocated_bytes": made.memory_bytes.value,
+                    "process_bytes": made.process_bytes.value,
+                }
+                for micro_batch, made in self.predicted.items()
+            ],
+            "fastest_micro_batch": fastest.micro_batch if fastest else None,
+            "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
+        }
+        return {
+            "calibration": self.calibration.to_json(),
+            "job": job if self.recipe is not None else None,
+            "stored": str(self.stored),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def bench(
+    source: Source | None,
+    overrides: Sequence[Override | str] = (),
+    *,
+    micro_batches: Sequence[int] = (),
+    say: Callable[[str], None] = lambda phase: None,
+) -> Bench:
+    """Measure this machine, and a job on it where one is given. Raises UserError when the job is
+    wrong or the ranks fail; memory that runs out at a large micro-batch is a result."""
+    _check_request(source, micro_batches)
+    say("looking at the machine and the recipe")
+    with Launcher() as launcher:
+        return _bench(source, overrides, micro_batches, say, launcher)
+
+
+def _bench(
+    source: Source | None,
+    overrides: Sequence[Override | str],
+    micro_batches: Sequence[int],
+    say: Callable[[str], None],
+    launcher: Launcher,
+) -> Bench:
+    prepared = prepare(source if source is not None else _ANY_JOB, overrides, launcher=launcher)
+    asked: list[int] = []
+    if source is not None:
+        asked = sorted(set(micro_batches)) or choose_micro_batches(prepared.plan)
+        _check_samples(prepared.plan, asked)
+    heard = _Listener(say)
+    with run_folder("bench") as folder:
+        job = prepared.job.model_copy(update={"output": str(folder), "name": "bench"})
+        plan = replace(prepared.plan, measured_micro_batches=asked)
+        with open_run(replace(prepared, job=job, plan=plan, findings=[])) as run:
+            outcome = Supervisor(
+                run,
+                plan,
+                launcher=launcher,
+                max_restarts=0,
+                watch=HangWatch(Hang(after_s=None)),
+                sinks=None,
+                on_event=heard.take,
+            ).run()
+        heard.judge(outcome, asked)
+    assert heard.calibration is not None  # written before anything else was measured
+    steps = [measured.step for measured in heard.measured if measured.step is not None]
+    calibration = replace(heard.calibration, steps=tuple(steps))
+    stored, problems = store_calibration(calibration)
+    return Bench(
+        calibration=calibration,
+        plan=prepared.plan,
+        recipe=prepared.job.recipe if source is not None else None,
+        measured=heard.measured,
+        predicted={step.micro_batch: _predict(prepared, step.micro_batch) for step in steps},
+        bottleneck=find_bottleneck(prepared.plan, steps, cores=prepared.machine.cpu.usable_cores),
+        stored=stored,
+        findings=[*(prepared.findings if source is not None else ()), *heard.findings, *problems],
+    )
+
+
+def _check_request(source: Source | None, micro_batches: Sequence[int]) -> None:
+    problems = []
+    wrong = [micro for micro in micro_batches if micro < 1]
+    if wrong:
+        problems.append(
+            Finding(
+                slug="bench-micro",
+                what=f"a micro-batch of {wrong[0]} samples cannot be measured, 1 or more can",
+                why=f"--micro {','.join(map(str, micro_batches))}",
+                fix="--micro 8,16,32",
+            )
+        )
+    if micro_batches and source is None:
+        problems.append(
+            Finding(
+                slug="bench-nothing",
+                what="micro-batches are given, but no job whose steps are to be measured",
+                why=f"--micro {','.join(map(str, micro_batches))}; without a job `bench` measures "
+                "the machine",
+                fix=f"phalanx bench digits --micro {','.join(map(str, micro_batches))}",
+            )
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def _check_samples(plan: Plan, asked: list[int]) -> None:
+    if any(plan_at(plan, micro) is not None for micro in asked):
+        return
+    ranks, samples = plan.ranks.value, plan.num_samples.value
+    raise UserError(
+        Finding(
+            slug="bench-samples",
+            what=f"no step can be measured: {asked[0]} samples x {ranks} ranks, the train split "
+            f"has {samples}",
+            why="every rank runs one whole micro-batch in each step",
+            fix=f"--micro {max(1, samples // ranks)}" if samples >= ranks else f"--cpu {samples}",
+        )
+    )
+
+
+def _predict(prepared: Prepared, micro_batch: int) -> Plan:
+    """What the planner says of the job at this micro-batch, with what was known before."""
+    plan = prepared.plan
+    word = "on" if plan.activation_checkpointing.value else "off"
+    job = prepared.job.model_copy(
+        update={
+            "micro_batch_size": micro_batch,
+            "global_batch_size": micro_batch * plan.ranks.value,
+            "batch_per_gpu": None,
+            "gradient_accumulation": None,
+            "activation_checkpointing": word,
+            "strategy": plan.strategy.value,
+            "precision": plan.precision.value,
+            "compile": plan.compile.value,
+            "channels_last": plan.channels_last.value,
+            "cuda_graph": plan.cuda_graph.value,
+        }
+    )
+    made, _ = solve_plan(job, prepared.machine, prepared.trace, calibration=prepared.calibration)
+    return made
+
+
+class _Listener:
+    """Collects what the ranks say."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.calibration: Calibration | None = None
+        self.measured: list[Measured] = []
+        self.findings: list[Finding] = []
+        self._is_short_of_memory = False
+
+    def take(self, event: Event) -> None:
+        data = event.data
+        if event.kind == "measuring":
+            self._say(f"measuring: {data['what']}")
+        elif event.kind == "device":
+            self.calibration = Calibration.from_json(data["calibration"])
+        elif event.kind == "measured":
+            self.measured.append(Measured.from_json(data))
+        elif event.kind == "finding":
+            finding = Finding.from_json(data["finding"])
+            if finding not in self.findings:
+                self.findings.append(finding)
+        elif event.kind == "outcome" and data.get("memory") is not None:
+            self._is_short_of_memory = True
+
+    def judge(self, outcome: Outcome, asked: list[int]) -> None:
+        """Several ranks end together when one runs out of memory; what came before counts."""
+        if outcome.status == "stopped":
+            raise UserError(
+                Finding(
+                    slug="bench-stopped",
+                    what=f"stopped after {len(self.measured)} of {len(asked)} micro-batches",
+                    why=f"{outcome.reason}; nothing was stored",
+                    fix="run it again",
+                ),
+                exit_code=ExitCode.INTERRUPTED,
+            )
+        if outcome.status != "failed":
+            return
+        if not self._is_short_of_memory or self.calibration is None:
+            raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
+        done = {measured.micro_batch for measured in self.measured}
+        short = next(micro for micro in asked if micro not in done)
+        self.measured.append(Measured(short, None, "memory"))

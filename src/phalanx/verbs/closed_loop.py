@@ -1,0 +1,191 @@
+"""Runs a trained model in the loop: `phalanx evaluate --benchmark NAME`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ExitCode, Finding, UserError, errors_of
+from phalanx.job import Override
+from phalanx.prepare.engine_child import ask_engine, findings_of
+from phalanx.prepare.trained_model import Trained, find_trained
+from phalanx.verbs.evaluate import Evaluated, Say, Task, record_in_run
+
+_TIMEOUT_S = 24 * 3600.0  # simulators take their time
+_Z = 1.959964  # of a normal distribution: 95 % lie within
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A closed-loop benchmark, and how it is to be run; None: its own way."""
+
+    name: str | None = None
+    """None: the one that the recipe names as its usual one."""
+    tasks: int | None = None
+    episodes: int | None = None
+    max_steps: int | None = None
+    horizon: int | None = None
+    video: Path | None = None
+    seed: int | None = None
+    workers: int | None = None
+
+    @property
+    def flags(self) -> str:
+        """What was asked of its roll-outs, as options of the command line."""
+        asked = [name for name, value in vars(self).items() if value is not None]
+        return ", ".join("--" + name.replace("_", "-") for name in asked if name != "name")
+
+
+def benchmark_trained(
+    reference: str | None,
+    overrides: Sequence[Override | str] = (),
+    *,
+    benchmark: Benchmark,
+    checkpoint: str = "best",
+    weights: str | None = None,
+    recipe: str | None = None,
+    output: Path = Path("runs"),
+    say: Say = lambda phase: None,
+) -> Evaluated:
+    """Run a trained model in a benchmark of its recipe; raises UserError."""
+    say("looking for the weights")
+    trained = find_trained(
+        reference,
+        overrides,
+        command="phalanx evaluate",
+        checkpoint=checkpoint,
+        weights=weights,
+        recipe=recipe,
+        output=output,
+    )
+    if trained.file.suffix == ".onnx":
+        raise UserError(_not_in_the_loop(trained))
+    say(f"running {benchmark.name or 'the usual benchmark of the recipe'}")
+    answer, silent_because = ask_engine(
+        "benchmark",
+        _question(trained, benchmark, overrides),
+        timeout_s=_TIMEOUT_S,
+        uses_gpu=True,
+        say=say,
+    )
+    if answer is None:
+        raise UserError(_silent(benchmark, silent_because), exit_code=ExitCode.FAILED)
+    findings = [*trained.findings, *trained.changes(), *findings_of(answer)]
+    if errors_of(findings):
+        is_crash = any(finding.slug == "benchmark-failed" for finding in findings)
+        raise UserError(findings, exit_code=ExitCode.FAILED if is_crash else ExitCode.USAGE)
+    tasks = [_task(record) for record in answer["tasks"]]
+    done = Evaluated(
+        title=trained.title,
+        file=trained.file,
+        recipe=trained.job.recipe,
+        step=trained.step,
+        weights=trained.weights,
+        metrics=_overall(tasks),
+        samples=None,
+        seconds=round(answer["seconds"], 6),
+        where=answer["device"],
+        benchmark=answer["benchmark"],
+        tasks=tasks,
+        baselines={
+            name: [_task(record) for record in records]
+            for name, records in answer["baselines"].items()
+        },
+        media=[Path(film["path"]) for film in answer["media"]],
+        run=trained.run.path if trained.run is not None else None,
+        findings=findings,
+    )
+    return record_in_run(trained, done, answer["media"])
+
+
+def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:
+    """The device that was asked for now; what training had is of no account."""
+    asked = {o.key for o in overrides if isinstance(o, Override) and o.value is not None}
+    if "devices.cpu" in asked:
+        return "cpu"
+    if "devices.gpus" not in asked:
+        return "auto"
+    gpus = trained.job.devices.gpus
+    return f"cuda:{gpus[0]}" if isinstance(gpus, list) and gpus else "cuda"
+
+
+def _question(
+    trained: Trained, benchmark: Benchmark, overrides: Sequence[Override | str]
+) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "recipe": trained.job.recipe,
+        "options": trained.job.options,
+        "file": str(trained.file),
+        "benchmark": benchmark.name,
+        "flags": benchmark.flags,
+        "video": str(benchmark.video.absolute()) if benchmark.video is not None else None,
+        "device": _device(trained, overrides),
+        "settings": {
+            "tasks": benchmark.tasks,
+            "episodes": benchmark.episodes,
+            "max_steps": benchmark.max_steps,
+            "horizon": benchmark.horizon,
+            "video": benchmark.video is not None,
+            "seed": benchmark.seed if benchmark.seed is not None else trained.job.seed,
+            "workers": benchmark.workers or cores or 1,
+        },
+    }
+
+
+def _task(record: dict[str, Any]) -> Task:
+    low, high = wilson_interval(record["successes"], record["episodes"])
+    return Task(
+        record["task"], record["successes"], record["episodes"], low, high, record["figures"]
+    )
+
+
+def _overall(tasks: list[Task]) -> dict[str, float]:
+    """Success over all episodes, and the mean over the tasks of each other figure."""
+    episodes = sum(task.episodes for task in tasks)
+    if not episodes:
+        return {}
+    names = dict.fromkeys(name for task in tasks for name in task.figures)
+    means = {
+        name: math.fsum(task.figures[name] for task in tasks if name in task.figures)
+        / sum(name in task.figures for task in tasks)
+        for name in names
+    }
+    return {"success": sum(task.successes for task in tasks) / episodes, **means}
+
+
+def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95 % interval of a rate by Wilson (1927): sound for few episodes and for rates of 0 and
+    1, where the usual one is empty."""
+    if episodes == 0:
+        return 0.0, 1.0
+    rate, z2 = successes / episodes, _Z * _Z
+    middle = (rate + z2 / (2 * episodes)) / (1 + z2 / episodes)
+    half = (
+        _Z
+        * math.sqrt(rate * (1 - rate) / episodes + z2 / (4 * episodes * episodes))
+        / (1 + z2 / episodes)
+    )
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _not_in_the_loop(trained: Trained) -> Finding:
+    return Finding(
+        slug="benchmark-of-onnx",
+        what=f"`{trained.file.name}` cannot be run in a benchmark",
+        why="a benchmark is given the recipe's own model, which takes more than a forward",
+        fix="phalanx evaluate RUN --benchmark NAME; without --benchmark: its test split",
+    )
+
+
+def _silent(benchmark: Benchmark, why: str) -> Finding:
+    return Finding(
+        slug="benchmark-silent",
+        what=f"the benchmark `{benchmark.name or 'default_benchmark'}` gave no result",
+        why=f"the process that ran it ended early: {why}",
+        fix="fewer --workers, if memory is short",
+    )
