@@ -1,7 +1,6 @@
 """The engine's processes: `python -m phalanx.engine launch FD` starts ranks as forks of itself,
 `python -m phalanx.engine RUN_DIR` is a rank where that is not possible,
 `python -m phalanx.engine joined [RECORD]` is a rank among those that torchrun has started,
-`python -m phalanx.engine trace REQUEST RESULT` answers what a recipe is,
 `python -m phalanx.engine benchmark REQUEST RESULT` runs a trained model in the loop,
 `python -m phalanx.engine collect REQUEST RESULT` makes data for a recipe."""
 
@@ -13,11 +12,6 @@ from pathlib import Path
 
 
 def main(argv: list[str]) -> int:
-    if argv[0] == "trace":
-        from phalanx.tracing.trace import run_trace
-
-        run_trace(Path(argv[1]), Path(argv[2]))
-        return 0
     if argv[0] == "benchmark":
         from phalanx.engine.rank.closed_loop import run_benchmark
 

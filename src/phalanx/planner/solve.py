@@ -48,6 +48,7 @@ from phalanx.planner.resize import on_ranks
 from phalanx.planner.revise import ALLOCATOR_VARIABLE
 from phalanx.planner.schema.identity import identity_of
 from phalanx.planner.schema.micro_batches import BatchPlan
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.schema.trace import Trace
 from phalanx.planner.time.compile_gain import choose_by_gain, choose_compile, with_other
@@ -275,7 +276,7 @@ def _with_graph(
 def _follow_micro_batch(
     job: Job,
     machine: Machine,
-    placement: devices.Placement,
+    placement: Placement,
     trace: Trace,
     plan: Plan,
     previous: Plan | None,

@@ -16,6 +16,8 @@ from phalanx.errors import Finding
 from phalanx.prepare.launcher import LOOK_S, Launcher
 from phalanx.recipe.progress import PROGRESS_FILE
 
+_ANSWERED_BY = {"trace": ("phalanx.tracing",), "export": ("phalanx.exporter",)}
+
 
 def ask_engine(
     verb: str,
@@ -27,9 +29,9 @@ def ask_engine(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, Any] | None, str]:
     """The answer to a question, or why there is none. A launcher that has begun answers it with the
-    torch that it imports anyway. `export` is answered by the package of that name. `say` is told
+    torch that it imports anyway. `say` is told
     what a recipe reports meanwhile; the time that is left begins anew with each report."""
-    module = ["phalanx.exporter"] if verb == "export" else ["phalanx.engine", verb]
+    module = _ANSWERED_BY.get(verb, ("phalanx.engine", verb))
     with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
         request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
         request.write_text(json.dumps(question), encoding="utf-8")
@@ -39,7 +41,7 @@ def ask_engine(
         try:
             code = None
             if launcher is not None:
-                code = launcher.ask(verb, (request, result, said), env, reports.is_patient)
+                code = launcher.ask(module, (request, result, said), env, reports.is_patient)
             if code is None:
                 argv = [sys.executable, "-m", *module, str(request), str(result)]
                 code = _run(argv, env, said, reports)

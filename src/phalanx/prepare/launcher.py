@@ -111,17 +111,21 @@ class Launcher:
 
     def ask(
         self,
-        verb: str,
+        words: Sequence[str],
         files: Sequence[Path],
         environment: dict[str, str],
         is_patient: Callable[[], bool],
     ) -> int | None:
-        """Have a question answered by a fork that has torch already, in files: what is asked, the
-        answer, what is said meanwhile. Returns the exit code; None where it cannot be asked.
+        """Have a fork that has torch already run `python -m WORDS FILES`: the request, the
+        answer, what is printed meanwhile. Return the exit code; None where it cannot be asked.
         TimeoutError once `is_patient`, asked again and again, says no."""
         if self._process is None or self._has_ranks or sys.platform != "linux":
             return None
-        record = {"ask": verb, "files": [str(file) for file in files], "environment": environment}
+        record = {
+            "ask": [*words],
+            "files": [str(file) for file in files],
+            "environment": environment,
+        }
         try:
             self.send(record)
             answer = None

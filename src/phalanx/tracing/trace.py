@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +15,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from phalanx.engine.data.array_feed import is_gathered
+from phalanx.engine.data.fetch_time import fetch_seconds, fetch_time
 from phalanx.engine.data.fingerprint import fingerprint_data
 from phalanx.engine.data.micro_batches import choose_fetch, seed_globals
 from phalanx.engine.fast.compile import are_alike, count_shapes
 from phalanx.engine.model.blocks import find_blocks
 from phalanx.engine.model.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
-from phalanx.planner.schema.trace import EAGER, FetchTime, Trace
+from phalanx.planner.schema.trace import EAGER, Trace
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.loading import load_recipe, recipe_fingerprint
 from phalanx.tracing.activations import trace_activations
 from phalanx.tracing.cacheable import examine_data
 from phalanx.tracing.parameters import list_weights
 
-_TIMED = 32  # samples whose fetch is timed, as one time for each
-_FEW, _MANY = 8, 8192  # samples of the fetches that a line is drawn through, as far as
-_TIMED_S = 0.5  # the larger one may be expected to take no longer,
-_TIMED_BYTES = 2**28  # and no more memory
 _PROBED = 4  # micro-batches from all over the data whose shapes are compared,
 _ALIKE = 2  # and samples of each
 
@@ -186,39 +182,6 @@ def find_varying_shapes(data: Any) -> str | None:
     return None
 
 
-def fetch_seconds(data: Any) -> float:
-    """Seconds per sample of a batched fetch; the second of two, since the first opens files."""
-    size = min(len(data), _TIMED)
-    return _second_fetch(data, size) / size
-
-
-def fetch_time(data: Any, sample_bytes: int) -> FetchTime:
-    """What a call of a batched fetch takes and what each sample adds: a line through a few samples
-    and as many more as fetch in half a second. A vectorised fetch takes hardly more for all."""
-    few = min(len(data), _FEW)
-    few_s = many_s = _second_fetch(data, few)
-    many = few
-    most = min(len(data), _MANY, _TIMED_BYTES // max(1, sample_bytes))
-    while 4 * many <= most and 4 * many_s < _TIMED_S:
-        many *= 4
-        many_s = _second_fetch(data, many)
-    if many == few:
-        return FetchTime(0.0, few_s / few)
-    per_sample = max(0.0, many_s - few_s) / (many - few)
-    return FetchTime(max(0.0, many_s - per_sample * many), per_sample)
-
-
-def _second_fetch(data: Any, size: int) -> float:
-    ids = np.arange(size, dtype=np.int64)
-    fetch = choose_fetch(data)
-    seconds = 0.0
-    for _ in range(2):
-        started = time.perf_counter()
-        fetch(ids, ids)
-        seconds = time.perf_counter() - started
-    return seconds
-
-
 def _broken(spec: str, error: Exception) -> Finding:
     import traceback
 
@@ -226,7 +189,8 @@ def _broken(spec: str, error: Exception) -> Finding:
     own = [
         f
         for f in frames
-        if "site-packages" not in f.filename and "phalanx/engine" not in f.filename
+        if "site-packages" not in f.filename
+        and not any(part in f.filename for part in ("phalanx/engine", "phalanx/tracing"))
     ]
     where = own[-1] if own else frames[-1]
     return Finding(

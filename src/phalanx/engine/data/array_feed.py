@@ -21,7 +21,7 @@ import torch
 from phalanx.engine.data.device_copies import Copier
 from phalanx.engine.data.micro_batches import MicroBatch, Request, move, seed_globals, weigh
 from phalanx.engine.data.order import WORKER, Ids
-from phalanx.engine.training.step import device_seeder
+from phalanx.engine.process.group import device_seeder
 from phalanx.recipe.interface import Batch, Recipe
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.tensors import Tensors

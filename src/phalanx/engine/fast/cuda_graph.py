@@ -30,10 +30,11 @@ from phalanx.engine.data.micro_batches import MicroBatch, StepInput, map_tensors
 from phalanx.engine.data.order import dropout_seed
 from phalanx.engine.fast.fixed_addresses import Numbers, copy_batch, sign_of
 from phalanx.engine.model.buffers import untouched
+from phalanx.engine.process.group import device_seeder
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.optimizers import Schedule
 from phalanx.engine.strategies.skipped_steps import poisoned
-from phalanx.engine.training.step import StepResult, device_seeder, shared_weight, weight_name
+from phalanx.engine.training.step import StepResult, shared_weight, weight_name
 from phalanx.errors import Finding
 
 _KINDS = 4  # regular, the last one of an epoch, and two to spare

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import runpy
+import sys
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,9 +45,12 @@ def _answer(record: dict[str, Any]) -> NoReturn:
         # The launcher was loaded with one, so that it can be forked.
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores))
-        from phalanx.engine.__main__ import main
-
-        code = main([record["ask"], str(request), str(result)])
+        module, *words = record["ask"]
+        sys.argv[1:] = [*words, str(request), str(result)]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
     except BaseException:
         traceback.print_exc()
     os._exit(code)

@@ -2,7 +2,7 @@
 
 `python -m phalanx.engine launch FD`; the socket FD leads to the command (run/channel.py):
 
-    {"ask", "files", "environment"}            -> {"answered"}: a fork has written the answer
+    {"ask", "files", "environment"}            -> {"answered"}: a fork has run `python -m ASK FILES`
     {"run", "ranks", "attempt", "environment"} -> {"started"}, then {"failures"} or {"error"}
     the same with {"node", "nodes", "address", "port"}, one of several nodes: node 0 first says
                                                   {"store"}, the port at which all ranks meet

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from phalanx.engine.data.fetch_time import fetch_seconds
 from phalanx.engine.process.device_memory import clear_device
 from phalanx.engine.process.group import Process, StopRequest, join
 from phalanx.engine.process.out_of_memory import during, find_shortage
@@ -23,7 +24,6 @@ from phalanx.planner.schema.plan import Plan
 from phalanx.planner.time.bench_points import Measured, plan_at
 from phalanx.recipe.loading import load_recipe
 from phalanx.run.events import EventWriter
-from phalanx.tracing.trace import fetch_seconds
 
 
 def measure_job_here(

@@ -19,6 +19,7 @@ import torch
 
 from phalanx.engine.data.micro_batches import ANY_TERM, MicroBatch, StepInput
 from phalanx.engine.data.order import dropout_seed
+from phalanx.engine.process.group import device_seeder
 from phalanx.engine.process.heartbeat import HEART
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.optimizers import Schedule
@@ -265,12 +266,3 @@ def late_weight_finding(names: list[str]) -> Finding:
         fix="return one term, give all of them the same tensor as weight, or return the weights "
         "from weight(batch)",
     )
-
-
-def device_seeder(device: torch.device) -> Any:
-    """A cheap way to seed the device's generator; torch.manual_seed costs a hundred times more."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index].manual_seed
-    if device.type == "mps":
-        return torch.mps.manual_seed
-    return lambda seed: None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Gpu, Machine
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Decision, Plan
 
 # bf16 tensor cores and TF32 exist from compute capability 8.0 on
@@ -17,23 +17,6 @@ _DEFAULT_CPU_RANKS = 2
 BACKEND_VARIABLE = "TORCH_DISTRIBUTED_BACKEND"
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _MAX_GPU_THREADS = 4  # a rank that drives a GPU computes little itself
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where the ranks are."""
-
-    device: Decision[str]
-    gpus: Decision[list[int]]
-    ranks: Decision[int]
-    cards: tuple[Gpu, ...]
-    """The GPUs behind `gpus`, in rank order; those of one node where there are several."""
-    nodes: int = 1
-
-    @property
-    def node_ranks(self) -> int:
-        """Ranks that share the cores of one node."""
-        return self.ranks.value // self.nodes
 
 
 def place_ranks(job: Job, machine: Machine) -> Placement:

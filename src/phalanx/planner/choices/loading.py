@@ -8,10 +8,10 @@ from math import ceil
 from phalanx.errors import format_bytes, format_seconds
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
-from phalanx.planner.choices.devices import Placement
 from phalanx.planner.choices.micro_batch import Predict
 from phalanx.planner.memory.budget import describe_room, room_for
 from phalanx.planner.memory.prediction import predict_parts, with_memory
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.schema.trace import FetchTime, Trace
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from phalanx.errors import format_bytes
 from phalanx.job.schema import Job
-from phalanx.planner.choices.devices import Placement
 from phalanx.planner.memory.budget import describe_room, room_for
 from phalanx.planner.memory.prediction import make_footprint, predict_parts
 from phalanx.planner.schema.forecast import Forecast
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.schema.trace import Trace
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
-from phalanx.planner.choices.devices import Placement
 from phalanx.planner.memory.budget import describe_room, room_for
 from phalanx.planner.memory.deepspeed import choose_zero_offload
 from phalanx.planner.memory.prediction import least_bytes, smallest_memory
 from phalanx.planner.memory.shares import state_bytes
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import FSDP_OFFLOAD, Decision
 from phalanx.planner.schema.trace import Trace
 

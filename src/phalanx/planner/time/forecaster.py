@@ -10,7 +10,6 @@ from typing import NamedTuple
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
-from phalanx.planner.choices.devices import Placement
 from phalanx.planner.memory.deepspeed import BUCKET
 from phalanx.planner.memory.shares import (
     Layout,
@@ -23,6 +22,7 @@ from phalanx.planner.schema.footprint import COMPILED
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.micro_batches import deal
 from phalanx.planner.schema.operators import Operator
+from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.schema.trace import Trace
 from phalanx.planner.time.bench_points import measured_steps
