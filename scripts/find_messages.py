@@ -56,7 +56,10 @@ _TOO_WEAK = {
 _LIKE_CODE = {"samples/s", "steps/epoch", "no CUDA", "rates: {0}"}  # and yet words
 _MOST_WAYS = 6
 # Where a text may take ways that are not followed, such as fields and loops: all that stands there.
-_LOOSE = ("planner/", "machine/", "launch/", "cli/", "diagnose/", "job/", "exporter/")
+_LOOSE = (
+    "planner/", "machine/", "prepare/", "supervise/", "scripts/", "places/", "verbs/", "cli/",
+    "diagnose/", "job/", "exporter/",
+)  # fmt: skip
 _UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue", "job/editor.py")
 _NOT_SAID = {
     "Option", "Argument", "Typer", "Field", "compile", "match", "search", "fullmatch", "sub",

@@ -59,10 +59,12 @@ def _imports(path: Path, node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:
 
 
 def is_module(name: str) -> bool:
-    if not name.startswith("phalanx."):
-        return False
-    place = PACKAGE.parent / name.replace(".", "/")
-    return place.is_dir() or place.with_suffix(".py").is_file()
+    file = PACKAGE.parent / f"{name.replace('.', '/')}.py"
+    return name.startswith("phalanx.") and (file.is_file() or is_package(name))
+
+
+def is_package(name: str) -> bool:
+    return (PACKAGE.parent / name.replace(".", "/") / "__init__.py").is_file()
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:

@@ -281,7 +281,7 @@ def test_parameters_are_listed_as_the_optimizer_gets_them():
 def test_a_fetch_has_a_part_for_the_call_and_one_for_each_sample(monkeypatch):
     """One time per sample would have a large batch of vectorised data wait for its loader."""
     now, sizes = [0.0], []
-    monkeypatch.setattr("phalanx.tracing.trace.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("phalanx.engine.data.fetch_time.time.perf_counter", lambda: now[0])
 
     class Vectorised:
         def __init__(self, per_sample_s):

@@ -26,7 +26,7 @@ def test_the_wheel_is_whole_and_the_same_each_time(tmp_path):
         info = next(name.partition("/")[0] for name in names if name.endswith("/RECORD"))
         version = wheel.name.split("-")[1]
         assert f"\nVersion: {version}\n" in archive.read(f"{info}/METADATA").decode()
-        assert "phalanx/launch/remote/far_runs.py" in names
+        assert "phalanx/places/remote/far_runs.py" in names
         assert "phalanx/recipes/digits/job.yaml" in names
         assert "phalanx.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
         rows = list(csv.reader(io.StringIO(archive.read(f"{info}/RECORD").decode())))
