@@ -57,8 +57,8 @@ _LIKE_CODE = {"samples/s", "steps/epoch", "no CUDA", "rates: {0}"}  # and yet wo
 _MOST_WAYS = 6
 # Where a text may take ways that are not followed, such as fields and loops: all that stands there.
 _LOOSE = (
-    "planner/", "machine/", "prepare/", "supervise/", "scripts/", "places/", "verbs/", "cli/",
-    "diagnose/", "job/", "exporter/",
+    "planner/", "machine/", "prepare/", "supervise/", "scripts/", "places/", "verbs/", "output/",
+    "cli/", "diagnose/", "job/", "exporter/",
 )  # fmt: skip
 _UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue", "job/editor.py")
 _NOT_SAID = {

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.follow import Result, run_prepared
 from phalanx.diagnose.compare import TOLERANCE
 from phalanx.diagnose.examine import Diagnosis, examine
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.machine import Machine, check_machine, probe_machine
-from phalanx.output.script_view import ScriptResult, run_script
+from phalanx.output import console
+from phalanx.output.progress import RunView
+from phalanx.output.script_view import ScriptView
+from phalanx.output.script_view import show_end as show_script_end
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Source, other_machine, prepare
+from phalanx.prepare.prepare import Source, other_machine
 from phalanx.run.directory import find_run
 from phalanx.scripts.request import ScriptRequest, prepare_script
 from phalanx.verbs.bench import Bench
@@ -25,6 +27,11 @@ from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
 from phalanx.verbs.estimate import STEPS, Estimate, estimate_job
 from phalanx.verbs.evaluate import Evaluated, evaluate_trained
 from phalanx.verbs.export import Export, Settings, export_trained
+from phalanx.verbs.launch import ScriptResult
+from phalanx.verbs.launch import launch as _launch
+from phalanx.verbs.plan import plan as _plan
+from phalanx.verbs.train import Hooks, Result
+from phalanx.verbs.train import train as _train
 from phalanx.verbs.verify import Verification, verify_job
 
 __all__ = [
@@ -63,13 +70,8 @@ def plan(
     recipe also when its answer is remembered.
 
     `plan("digits", epochs=3)`, `plan("digits", machine="8x A100-80")`; raises UserError."""
-    other = other_machine(machine)
-    return prepare(
-        job,
-        _overrides(overrides, keys),
-        machine=other,
-        is_elsewhere=other is not None,
-        is_fresh=fresh,
+    return _plan(
+        job, _overrides(overrides, keys), machine=other_machine(machine), is_fresh=fresh
     ).plan
 
 
@@ -106,15 +108,16 @@ def train(
 ) -> Result:
     """Train a job to its end. `train("digits", epochs=3)`; raises UserError if it cannot start or
     if a rank fails."""
-    with Launcher() as launcher:
-        prepared = prepare(
-            job,
-            _overrides(overrides, keys),
-            resume=str(resume) if resume is not None else None,
-            launcher=launcher,
-            is_fresh=False,
-        )
-        result = run_prepared(prepared, launcher)
+    result = _train(
+        job,
+        _overrides(overrides, keys),
+        resume=str(resume) if resume is not None else None,
+        hooks=Hooks(
+            on_finding=lambda finding: console.show_findings([finding]),
+            say=console.say,
+            show=RunView,
+        ),
+    )
     if result.status == "failed":
         raise UserError(result.findings, exit_code=result.exit_code)
     return result
@@ -129,7 +132,9 @@ def launch(script: str | Path, *arguments: str, quiet: bool = False, **keys: Any
     for name in {"output", "accelerate_config", "deepspeed"} & keys.keys():
         keys[name] = Path(keys[name]) if keys[name] is not None else None
     request = ScriptRequest(script=str(script), arguments=list(arguments), **keys)
-    return run_script(prepare_script(request), is_quiet=quiet)
+    result = _launch(prepare_script(request), show=partial(ScriptView, is_quiet=quiet))
+    show_script_end(result)
+    return result
 
 
 def verify(

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -129,3 +130,11 @@ def format_seconds(seconds: float) -> str:
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400:,} days {whole % 86400 // 3600} h"
+
+
+def short_path(path: Path) -> Path:
+    """Return the path as a person would type it in the current folder."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from phalanx.errors import short_path
 from phalanx.output import console
 from phalanx.run.directory import RunDirectory
 
@@ -78,7 +79,7 @@ def _wait_for_word(pid: int, heard: int) -> int:
         word = b"".join(iter(lambda: os.read(heard, 4096), b""))
         if word:
             record = json.loads(word)
-            _show(console.short_path(Path(record["run"])), record["pid"])
+            _show(short_path(Path(record["run"])), record["pid"])
             return 0
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return code if code >= 0 else 128 - code

@@ -47,11 +47,12 @@ def doctor(
 def _show(diagnosis: Diagnosis) -> None:
     from pathlib import Path
 
+    from phalanx.errors import short_path
     from phalanx.output import console
 
     prefix = f"{diagnosis.cause}: " if diagnosis.cause else ""  # else its status comes first
     console.say(prefix + diagnosis.verdict, style="bold")
-    run = console.short_path(Path(diagnosis.run))
+    run = short_path(Path(diagnosis.run))
     rows = [("run", f"{run} ({diagnosis.kind})"), ("status", _status(diagnosis))]
     death = diagnosis.death
     if death is not None:

@@ -198,7 +198,7 @@ def _show(done: Evaluated) -> None:
 
 
 def _show_tasks(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds
+    from phalanx.errors import format_seconds, short_path
     from phalanx.output import console
 
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
@@ -218,7 +218,7 @@ def _show_tasks(done: Evaluated) -> None:
     whole = ", ".join(f"{name} {_figure(value, 4)}" for name, value in done.metrics.items())
     console.say(f"over all: {whole}; {format_seconds(done.seconds)} on {done.where}")
     for path in done.media:
-        console.say(f"wrote {console.short_path(path)}")
+        console.say(f"wrote {short_path(path)}")
 
 
 def _task_row(title: str, task: Task, figures: list[str]) -> tuple[str, ...]:

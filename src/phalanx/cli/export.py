@@ -101,10 +101,10 @@ def export(
 
 
 def _show(done: Export) -> None:
-    from phalanx.errors import format_bytes
+    from phalanx.errors import format_bytes, short_path
     from phalanx.output import console
 
-    folder = console.short_path(done.folder)
+    folder = short_path(done.folder)
     console.say(f"{done.form} of {done.title}")
     console.table(
         [(str(folder / name), format_bytes(size)) for name, size in done.files.items()],

@@ -73,7 +73,7 @@ def import_(
     Examples: phalanx import args.yaml | phalanx import training_args.json --recipe lora |
     phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3 --recipe my_recipe.py:Mine
     """
-    from phalanx.errors import UserError
+    from phalanx.errors import UserError, short_path
     from phalanx.job import check_job, load_job
     from phalanx.job.importing import Asked, complete, job_text, unstated
     from phalanx.job.presets import list_presets
@@ -112,7 +112,7 @@ def import_(
         )
         return 0
     console.show_findings(findings)
-    console.say(f"wrote {console.short_path(out.absolute())}")
+    console.say(f"wrote {short_path(out.absolute())}")
     _next(imported, out)
     return 0
 

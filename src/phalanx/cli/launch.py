@@ -6,75 +6,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.nodes import (
+from phalanx.cli.options.nodes import (
     MEETING_S,
     NodeRankOption,
     NodesOption,
     RendezvousOption,
     TimeoutOption,
 )
+from phalanx.cli.options.script import (
+    MAX_RESTARTS,
+    AccelerateConfigOption,
+    AccumulationOption,
+    CpuOption,
+    DeepspeedOption,
+    MixedPrecisionOption,
+    ModuleOption,
+    NameOption,
+    OutputOption,
+    PythonOption,
+    ResumeWithOption,
+    ScriptArgument,
+)
 
 if TYPE_CHECKING:
+    from phalanx.cli.detach import Leave
+    from phalanx.places.nodes.meeting_terms import NodesAsked
+    from phalanx.places.nodes.nodes import Nodes
     from phalanx.scripts.request import PreparedScript
-
-# Options end where the script begins: all that follows is the script's.
-SETTINGS = {"allow_interspersed_args": False}
 
 
 def launch(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT ARGS", help="The script, or with -m the module, and its arguments."
-        ),
-    ],
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
-    ] = False,
+    script: ScriptArgument,
+    module: ModuleOption = False,
     gpus: Annotated[
         str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
     ] = None,
-    cpu: Annotated[int | None, typer.Option("--cpu", help="Run on N CPU processes.")] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(
-            "--python", metavar="PATH", help="The Python of another environment to run it with."
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option("--max-restarts", help="How often the ranks start again after one has died."),
-    ] = 3,
-    resume_with: Annotated[
-        str | None,
-        typer.Option(
-            "--resume-with",
-            metavar="ARGS",
-            help='Arguments added from the second attempt on: "--resume_from_checkpoint auto".',
-        ),
-    ] = None,
+    cpu: CpuOption = None,
+    python: PythonOption = None,
+    max_restarts: Annotated[int, MAX_RESTARTS] = 3,
+    resume_with: ResumeWithOption = None,
     resumed: Annotated[
         bool,
         typer.Option("--resumed", help="Add them to the first attempt too: the script goes on."),
     ] = False,
-    mixed_precision: Annotated[
-        str | None,
-        typer.Option("--mixed-precision", help="no, fp16, bf16 or fp8, for Accelerate scripts."),
-    ] = None,
-    gradient_accumulation: Annotated[
-        int | None,
-        typer.Option("--gradient-accumulation", help="Micro-batches per step, for Accelerate."),
-    ] = None,
-    accelerate_config: Annotated[
-        str | None,
-        typer.Option(
-            "--accelerate-config", metavar="FILE", help="Settings of `accelerate config` (YAML)."
-        ),
-    ] = None,
-    deepspeed: Annotated[
-        str | None,
-        typer.Option("--deepspeed", metavar="FILE", help="A ds_config.json, for Accelerate."),
-    ] = None,
+    mixed_precision: MixedPrecisionOption = None,
+    gradient_accumulation: AccumulationOption = None,
+    accelerate_config: AccelerateConfigOption = None,
+    deepspeed: DeepspeedOption = None,
     results: Annotated[
         str | None,
         typer.Option(
@@ -90,8 +68,8 @@ def launch(
             "--tensorboard/--no-tensorboard", help="Write TensorBoard files once a loss is seen."
         ),
     ] = True,
-    output: Annotated[str, typer.Option("--output", help="Folder for run directories.")] = "runs",
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run directory.")] = None,
+    output: OutputOption = "runs",
+    name: NameOption = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -122,11 +100,10 @@ def launch(
     """
     from pathlib import Path
 
-    from phalanx.cli.detach import Leave, in_background
-    from phalanx.cli.nodes import alone_only, launch_on_nodes
+    from phalanx.cli.detach import in_background
     from phalanx.cli.options.job import parse_gpus
+    from phalanx.cli.options.nodes import alone_only
     from phalanx.output import console
-    from phalanx.output.script_view import run_script
     from phalanx.places.nodes.meeting import parse_rendezvous
     from phalanx.places.torchrun import refuse_inside_torchrun
     from phalanx.scripts.request import RESULTS, ScriptRequest, prepare_script
@@ -164,10 +141,52 @@ def launch(
             _show_plan(prepared)
             return 0
         if asked is not None:
-            return launch_on_nodes(asked, prepared, is_quiet=quiet)
-        return run_script(prepared, is_quiet=quiet, on_open=leave).exit_code
+            return _launch_on_nodes(asked, prepared, is_quiet=quiet)
+        return _launch(prepared, is_quiet=quiet, leave=leave)
 
     return in_background(run) if detach and not dry_run else run(lambda run: None)
+
+
+def _launch(
+    prepared: PreparedScript,
+    *,
+    is_quiet: bool,
+    leave: Leave = lambda run: None,
+    nodes: Nodes | None = None,
+) -> int:
+    from functools import partial
+
+    from phalanx.output.script_view import ScriptView, show_end
+    from phalanx.verbs.launch import launch
+
+    show = partial(ScriptView, is_quiet=is_quiet)
+    result = launch(prepared, show=show, on_open=leave, nodes=nodes)
+    show_end(result)
+    return result.exit_code
+
+
+def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
+    """Meet the other nodes, then lead them or follow node 0."""
+    from pathlib import Path
+
+    from phalanx.cli.options.nodes import show_decided, tell
+    from phalanx.output.script_view import ScriptView
+    from phalanx.places.nodes.join import join_nodes, script_facts
+    from phalanx.places.nodes.nodes import Nodes
+    from phalanx.places.nodes.script_ranks import ScriptFollower, with_network
+
+    met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
+    prepared = with_network(prepared, met.settings)
+    if met.rank == 0:
+        with Nodes(met) as nodes:
+            return _launch(prepared, is_quiet=is_quiet, nodes=nodes)
+    view = ScriptView(prepared, Path(), is_quiet=is_quiet)
+    try:
+        code, findings, words = ScriptFollower(met, prepared, on_line=view.line, tell=tell).run()
+    finally:
+        met.close()
+    show_decided(findings, words)
+    return code
 
 
 def _show_plan(prepared: PreparedScript) -> None:

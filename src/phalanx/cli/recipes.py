@@ -172,6 +172,7 @@ def collect(
     Examples: phalanx recipes collect policy | phalanx recipes collect policy tasks=reach-v3
     episodes=50 --out demonstrations
     """
+    from phalanx.errors import short_path
     from phalanx.output import console
     from phalanx.verbs.collect import collect_data
 
@@ -180,7 +181,7 @@ def collect(
         done = collect_data(name, settings or [], out=out, say=say)
     for line in done.said:
         console.say(line)
-    shown = console.short_path(done.path)
+    shown = short_path(done.path)
     console.say(f"wrote {shown}")
     console.say(f"train on it: phalanx train {name} data={shown}")
     return 0

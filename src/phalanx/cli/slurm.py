@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from phalanx.cli.launch import SETTINGS
 from phalanx.cli.options.job import with_job_options
-from phalanx.cli.options.slurm import (
-    AccountOption,
-    ArrayOption,
-    ConstraintOption,
-    CpusOption,
-    GpusOption,
-    MemoryOption,
-    NodesOption,
-    PartitionOption,
-    PrintOption,
-    QosOption,
-    RequeuesOption,
-    SignalOption,
-    TimeOption,
-    submit_checked,
+from phalanx.cli.options.script import (
+    MAX_RESTARTS,
+    SETTINGS,
+    AccelerateConfigOption,
+    AccumulationOption,
+    CpuOption,
+    DeepspeedOption,
+    MixedPrecisionOption,
+    ModuleOption,
+    NameOption,
+    OutputOption,
+    PythonOption,
+    ResumeWithOption,
+    ScriptArgument,
 )
-from phalanx.cli.slurm_launch import launch
+from phalanx.cli.options.slurm import submit_checked, with_slurm_options
 
 if TYPE_CHECKING:
     from phalanx.places.slurm.jobs import SlurmJob
@@ -51,23 +49,13 @@ _REFERENCE = typer.Argument(metavar="JOBID|RUN", help="The job's number, or its 
 
 @app.command("submit")
 @with_job_options
+@with_slurm_options
 def submit(
     job: str | None,
     overrides: list[Any],
     notes: list[Any],
-    partition: PartitionOption = None,
-    gpus_per_node: GpusOption = None,
-    nodes: NodesOption = 1,
-    time: TimeOption = None,
-    account: AccountOption = None,
-    qos: QosOption = None,
-    constraint: ConstraintOption = None,
-    array: ArrayOption = None,
-    cpus_per_task: CpusOption = None,
-    mem: MemoryOption = None,
-    signal_s: SignalOption = 120,
-    max_requeues: RequeuesOption = 5,
-    print_only: PrintOption = False,
+    slurm: dict[str, Any],
+    print_only: bool,
 ) -> int:
     """Write a batch script for a job, check it and submit it; `phalanx slurm JOB` does the same.
 
@@ -96,18 +84,7 @@ def submit(
         words=words_of(job, overrides),
         output=loaded.job.output,
         python=sys.executable,
-        partition=partition,
-        nodes=nodes,
-        gpus=gpus_per_node if gpus_per_node is not None else gpus_of(loaded),
-        cpus=cpus_per_task,
-        memory=mem,
-        time=time,
-        account=account,
-        qos=qos,
-        constraint=constraint,
-        array=array,
-        signal_s=signal_s,
-        max_requeues=max_requeues,
+        **{**slurm, "gpus": slurm["gpus"] if slurm["gpus"] is not None else gpus_of(loaded)},
     )
     wrong = value_findings(request, os.environ)
     findings = [*notes, *found, *wrong, *device_findings(request, loaded)]
@@ -116,7 +93,71 @@ def submit(
     return submit_checked(request, findings, loaded.job.devices.cpu, print_only=print_only)
 
 
-app.command("launch", context_settings=SETTINGS)(launch)
+@app.command("launch", context_settings=SETTINGS)
+@with_slurm_options
+def launch(
+    script: ScriptArgument,
+    module: ModuleOption = False,
+    cpu: CpuOption = None,
+    python: PythonOption = None,
+    max_restarts: Annotated[int | None, MAX_RESTARTS] = None,
+    resume_with: ResumeWithOption = None,
+    mixed_precision: MixedPrecisionOption = None,
+    gradient_accumulation: AccumulationOption = None,
+    accelerate_config: AccelerateConfigOption = None,
+    deepspeed: DeepspeedOption = None,
+    output: OutputOption = "runs",
+    name: NameOption = None,
+    *,
+    slurm: dict[str, Any],
+    print_only: bool,
+) -> int:
+    """Submit an unmodified training script, as `phalanx launch` runs it. Options come before it.
+
+    Before the time limit its ranks get SIGTERM; it is queued again and told to go on.
+
+    Examples: phalanx slurm launch --partition gpu --gpus-per-node 4 --resume-with "--resume auto"
+    train.py --epochs 3
+    """
+    import os
+    import sys
+
+    from phalanx.errors import UserError, errors_of
+    from phalanx.places.slurm.job import SlurmRequest, value_findings
+    from phalanx.places.slurm.request import name_from, script_findings
+
+    options = {
+        "--cpu": cpu,
+        "--python": python,
+        "--max-restarts": max_restarts,
+        "--resume-with": resume_with,
+        "--mixed-precision": mixed_precision,
+        "--gradient-accumulation": gradient_accumulation,
+        "--accelerate-config": accelerate_config,
+        "--deepspeed": deepspeed,
+    }
+    words = [f"{flag}={value}" for flag, value in options.items() if value is not None]
+    stem = script[0].replace(".", "-") if module else script[0]
+    request = SlurmRequest(
+        name=name or name_from(stem),
+        verb="launch",
+        words=(*words, *(["--module"] if module else []), "--", *script),
+        output=output,
+        python=sys.executable,
+        **{**slurm, "gpus": slurm["gpus"] or ("0" if cpu is not None else "1")},
+    )
+    findings = value_findings(request, os.environ)
+    findings += script_findings(
+        request,
+        script=script[0],
+        is_module=module,
+        cpu=cpu,
+        resume_with=resume_with,
+        accelerate_config=accelerate_config,
+    )
+    if errors_of(findings):
+        raise UserError(findings)
+    return submit_checked(request, findings, cpu, print_only=print_only)
 
 
 @app.command("status")
@@ -146,9 +187,8 @@ def logs(
 
     Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
     """
-    from phalanx.errors import printable
+    from phalanx.errors import printable, short_path
     from phalanx.output import console
-    from phalanx.output.console import short_path
     from phalanx.places.slurm.jobs import find_job
 
     for path in find_job(reference).logs:

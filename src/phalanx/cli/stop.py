@@ -52,10 +52,11 @@ def stop(
 
 
 def _show(stopped: Stopped) -> None:
+    from phalanx.errors import short_path
     from phalanx.output import console
     from phalanx.verbs.stop import resume_command
 
-    run = console.short_path(stopped.run.path)
+    run = short_path(stopped.run.path)
     at = f" at step {stopped.step}" if stopped.step is not None else ""
     reason = "" if stopped.reason == stopped.status else f": {stopped.reason}"
     console.table([("status", f"{stopped.status}{at}{reason}"), ("run", str(run))])

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.nodes import (
+from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.nodes import (
     MEETING_S,
     NodeRankOption,
     NodesOption,
     RendezvousOption,
     TimeoutOption,
 )
-from phalanx.cli.options.job import with_job_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from phalanx.cli.follow import Result
+    from phalanx.cli.detach import Leave
+    from phalanx.errors import Finding
+    from phalanx.output.progress import RunView
+    from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.launcher import Launcher
     from phalanx.prepare.prepare import Prepared
+    from phalanx.verbs.train import RunFigures
 
 
 @with_job_options
@@ -72,81 +77,131 @@ def train(
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
     import os
+    from functools import partial
+    from pathlib import Path
 
-    from phalanx.cli.detach import Leave, in_background
-    from phalanx.cli.nodes import alone_only, train_on_nodes
+    from phalanx.cli.detach import in_background
+    from phalanx.cli.options.nodes import alone_only, show_decided, tell
     from phalanx.machine.environment import DEBUG_COMMUNICATION
     from phalanx.places.nodes.meeting import parse_rendezvous
-    from phalanx.places.torchrun import Torchrun, TorchrunLauncher, follow_first_rank
-    from phalanx.prepare.compile_cache import early_variables
-    from phalanx.prepare.launcher import Launcher, LauncherError
+    from phalanx.places.torchrun import Torchrun, follow_first_rank
 
     if ladder and resume is not None:
         raise _no_ladder(resume)
     if debug_comm:  # before torch is imported anywhere: it reads them then
         os.environ.update({**DEBUG_COMMUNICATION, **os.environ})
 
+    one_node = {"--detach": detach, "--ladder": ladder}
+    given = [option for option, is_given in one_node.items() if is_given]
     asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
-    if asked is not None:
-        for option, is_given in {"--detach": detach, "--ladder": ladder}.items():
-            if is_given:
-                raise alone_only(option, asked)
-        return train_on_nodes(
-            asked,
-            job,
-            overrides,
-            notes,
-            resume=resume,
-            accept_changes=accept_changes,
-            dry_run=dry_run,
-        )
-    joined = Torchrun.find() if not dry_run else None
-    if joined is not None:
-        options = {"--detach": detach, "--ladder": ladder}
-        joined.refuse(*(name for name, is_given in options.items() if is_given))
-        if joined.rank > 0:
+    if asked is not None and given:
+        raise alone_only(given[0], asked)
+    torchrun = Torchrun.find() if not dry_run and asked is None else None
+    if torchrun is not None:
+        torchrun.refuse(*given)
+        if torchrun.rank > 0:
             return follow_first_rank()
         from phalanx.prepare.resume_target import output_of
 
-        resume = resume or joined.find_run(output_of(overrides))
+        resume = resume or torchrun.find_run(output_of(overrides))
+    do = partial(
+        _train,
+        job,
+        overrides,
+        notes,
+        resume=resume,
+        accept_changes=accept_changes,
+        is_dry_run=dry_run,
+        has_ladder=ladder,
+        torchrun=torchrun,
+    )
+    if asked is None:
+        return in_background(do) if detach and not dry_run else do()
+    from phalanx.places.nodes.join import job_facts, join_nodes
+    from phalanx.places.nodes.nodes import Nodes
+    from phalanx.prepare.prepare import read_job
 
-    def run(leave: Leave) -> int:
-        with Launcher() if joined is None else TorchrunLauncher(joined) as launcher:
-            if joined is None and resume is None and not dry_run:  # else: other variables, perhaps
-                with suppress(LauncherError):  # said when ranks are asked for
-                    launcher.start(early_variables())
-            # It imports torch meanwhile.
-            from phalanx.cli.follow import run_prepared
-            from phalanx.cli.plan import show_plan
-            from phalanx.output import console
-            from phalanx.prepare.prepare import prepare
+    read = read_job(job, overrides, resume, nodes=asked.nodes)
+    met = join_nodes(asked, Path(read.output), job_facts(read), tell)
+    if met.rank > 0:
+        from phalanx.verbs.train import follow_node
 
-            with console.working("looking at the machine and the recipe") as say:
-                prepared = prepare(
-                    job,
-                    overrides,
-                    resume=resume,
-                    accept_changes=accept_changes,
-                    adapt=joined.place if joined is not None else None,
-                    launcher=None if dry_run else launcher,
-                    is_fresh=joined is not None or ladder,
-                    say=say,
-                )
-            if joined is not None:
-                prepared = joined.judge(prepared)
-            # That a plan is from memory matters to nobody who trains: ranks look at the data.
-            found = [f for f in prepared.findings if dry_run or f.slug != "trace-remembered"]
-            console.show_findings([*notes, *found])
-            if dry_run:
-                show_plan(prepared)
-                return 0
-            if ladder:
-                _climb(job, overrides, prepared, launcher)
-            result = run_prepared(prepared, launcher, on_open=leave)
-        show_end(result, prepared)
-        return int(result.exit_code)
+        code, findings, words = follow_node(met, Path(read.output), tell)
+        show_decided(findings, words)
+        return code
+    with Nodes(met) as others:
+        return do(nodes=others)
 
-    return in_background(run) if detach and not dry_run else run(lambda run: None)
+
+def _train(
+    job: str | None,
+    overrides: list[Any],
+    notes: list[Any],
+    leave: Leave = lambda run: None,
+    *,
+    has_ladder: bool,
+    is_dry_run: bool,
+    **how: Any,
+) -> int:
+    """Train a job and show it, or show its plan alone."""
+    from phalanx.verbs.train import Hooks, train
+
+    prepared_job: Prepared | None = None
+
+    def show_prepared(prepared: Prepared, launcher: Launcher) -> None:
+        from phalanx.output import console
+        from phalanx.output.plan import show_plan
+
+        nonlocal prepared_job
+        prepared_job = prepared
+        # That a plan is cached matters to nobody who trains: ranks look at the data.
+        found = [f for f in prepared.findings if is_dry_run or f.slug != "trace-remembered"]
+        console.show_findings([*notes, *found])
+        if is_dry_run:
+            show_plan(prepared)
+        elif has_ladder:
+            _climb(job, overrides, prepared, launcher)
+
+    hooks = Hooks(
+        working=_working,
+        on_prepared=show_prepared,
+        on_finding=_show_finding,
+        on_open=leave,
+        say=_say,
+        show=_show_run,
+    )
+    result = train(job, overrides, is_fresh=has_ladder, is_dry_run=is_dry_run, hooks=hooks, **how)
+    if not is_dry_run:
+        from phalanx.output.train import show_end
+
+        assert prepared_job is not None, "it was trained"
+        show_end(result, prepared_job)
+    return int(result.exit_code)
+
+
+# Imported when needed: the launcher imports torch meanwhile.
+def _working(what: str) -> AbstractContextManager[Callable[[str], None]]:
+    from phalanx.output import console
+
+    return console.working(what)
+
+
+def _say(text: str) -> None:
+    from phalanx.output import console
+
+    console.say(text)
+
+
+def _show_finding(finding: Finding) -> None:
+    from phalanx.output import console
+
+    console.show_findings([finding])
+
+
+def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
+    from phalanx.output.progress import RunView
+
+    return RunView(plan, logs, figures)
 
 
 def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
@@ -177,54 +232,3 @@ def _no_ladder(resume: str) -> Exception:
             fix=f"phalanx train --resume {resume}",
         )
     )
-
-
-def show_end(result: Result, prepared: Prepared) -> None:
-    """How a run ended, and what to type next."""
-    from phalanx.errors import format_seconds
-    from phalanx.output import console
-
-    console.show_findings(result.findings)
-    run = result.run
-    if result.status == "failed":
-        console.say(f"failed: {run}")
-        console.say(f"  continue it: phalanx train --resume {run}")
-        return
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    reason = "" if result.reason == result.status else f": {result.reason}"
-    rows = [
-        ("status", f"{result.status}{reason}"),
-        ("test", figures or "not evaluated this time"),
-        ("trained", f"{result.step or 0} steps in all, {format_seconds(result.seconds)} this time"),
-        ("run", str(run)),
-    ]
-    if (run / "final_model").is_dir():
-        rows.append(("model", str(run / "final_model")))
-    if result.best is not None:
-        rows.insert(2, ("best", result.best))
-    console.table(rows)
-    if result.status == "stopped":
-        console.say(f"continue:  phalanx train --resume {run}")
-        return
-    console.say("next:")
-    for command, meaning in _next_commands(run, prepared):
-        console.say(f"  {command}")
-        console.say(f"      {meaning}", style="dim")
-
-
-def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
-    """What to type after a finished run."""
-    from phalanx.recipe.loading import builtin_recipes
-
-    job = prepared.job
-    length = f"--epochs {2 * job.epochs}" if job.epochs else f"--steps {2 * (job.steps or 1)}"
-    commands = [
-        (f"phalanx watch {run}", "look at its curves and ranks; --web in a browser"),
-        (f"phalanx train --resume {run} {length}", "train on, to twice the length"),
-    ]
-    commands.append((f"phalanx export {run}", "its best weights in one file for other tools"))
-    if job.recipe in builtin_recipes():
-        commands.append(
-            (f"phalanx recipes copy {job.recipe} my_{job.recipe}", "a recipe of your own to edit")
-        )
-    return commands

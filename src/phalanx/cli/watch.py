@@ -66,9 +66,11 @@ def watch(
                 fix="phalanx watch --web",
             )
         )
+    from phalanx.verbs.watch import find_run_to_watch
+
     named = runs or []
     if web:
-        from phalanx.cli.watch_web import serve_runs
+        from phalanx.output.web_page import serve_runs
 
         return serve_runs(
             named,
@@ -88,7 +90,9 @@ def watch(
             )
         )
     if tensorboard:
-        return _tensorboard(find_watched(named[0] if named else None, Path(output)), host, port)
+        return _tensorboard(
+            find_run_to_watch(named[0] if named else None, Path(output)), host, port
+        )
     if remote is not None:
         from phalanx.watch.mirror import mirrored
 
@@ -96,21 +100,8 @@ def watch(
             return _show(watched, is_once=once, as_json=as_json)
     from phalanx.watch.watched_run import WatchedRun
 
-    run = find_watched(named[0] if named else None, Path(output))
+    run = find_run_to_watch(named[0] if named else None, Path(output))
     return _show(WatchedRun(run), is_once=once, as_json=as_json)
-
-
-def find_watched(reference: str | None, output: Path) -> RunDirectory:
-    """The run meant by a path, a name, `latest`, or the number of a Slurm job."""
-    import re
-
-    from phalanx.run.directory import LATEST, find_run
-
-    if reference is not None and re.fullmatch(r"\d+(_\d+)?", reference, re.ASCII):
-        of_job = sorted(output.glob(f"*_{reference}"))
-        reference = str(of_job[-1]) if of_job else reference
-    wanted = None if reference == LATEST else reference
-    return find_run(wanted, output, command="phalanx watch", with_scripts=True)
 
 
 def _show(watched: WatchedRun, *, is_once: bool, as_json: bool) -> int:
@@ -152,8 +143,9 @@ def _follow(watched: WatchedRun) -> None:
 
 
 def _tensorboard(run: RunDirectory, host: str, port: int) -> int:
+    from phalanx.errors import short_path
     from phalanx.output import console
     from phalanx.watch.boards import start_tensorboard
 
-    console.say(f"TensorBoard on {console.short_path(run.tensorboard)}; Ctrl-C ends it")
+    console.say(f"TensorBoard on {short_path(run.tensorboard)}; Ctrl-C ends it")
     return start_tensorboard(run, host=host, port=port)

@@ -177,14 +177,6 @@ def table(
         console.file.write(line.rstrip() + "\n")
 
 
-def short_path(path: Path) -> Path:
-    """The path as a person would type it from here."""
-    try:
-        return path.relative_to(Path.cwd())
-    except ValueError:
-        return path
-
-
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show that something is going on, on a terminal only; call what it gives with what is next."""

@@ -13,27 +13,23 @@ from phalanx.output.language import translate
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.events import Event
 from phalanx.run.sinks.curves import SAMPLE_COLUMNS
+from phalanx.verbs.train import RunFigures
 
 _SHOWN_SAMPLES = 2
 _LINE_EVERY_S = 10.0  # in a pipe a line for every logged step would bury the rest
 
 
 class RunView:
-    """Shows events of one run; also keeps the figures the summary needs."""
+    """Shows events of one run."""
 
-    def __init__(self, plan: Plan, logs: Path) -> None:
+    def __init__(self, plan: Plan, logs: Path, figures: RunFigures) -> None:
         self._plan = plan
         self._logs = logs
         self._bar: Any = None
         self._task: Any = None
         self._starts: dict[int, dict[str, Any]] = {}
         self._last_line_s = 0.0
-        self.metrics: dict[str, float] = {}
-        self.best: dict[str, Any] | None = None
-        self.trained_s = 0.0
-        self.first_step = 0
-        self.num_steps = 0
-        self._started_s: float | None = None
+        self._figures = figures
 
     def __enter__(self) -> RunView:
         if console.stderr().is_interactive:
@@ -89,14 +85,9 @@ class RunView:
         self._say(f"  logs: {self._logs}/rank-N.log")
         if event.data["resumed_from"]:
             self._say(f"continues at step {event.data['step']}: {event.data['resumed_from']}")
-        self.first_step = event.data["step"]
-        self._started_s = event.time_s
 
     def _show_step(self, event: Event) -> None:
         data = event.data
-        self.num_steps += 1
-        if self._started_s is not None:
-            self.trained_s = event.time_s - self._started_s
         per_s = "/s" if self._bar is not None else " samples/s"  # 80 columns hold the bar
         facts = (
             f"loss {data['loss']:.4f}  lr {data['lr']:.1e}  "
@@ -115,8 +106,8 @@ class RunView:
         now = time.monotonic()
         if now - self._last_line_s >= _LINE_EVERY_S or data["step"] == total:
             self._last_line_s = now
-            done = data["step"] - self.first_step
-            left = (total - data["step"]) * self.trained_s / max(done, 1)
+            done = data["step"] - self._figures.first_step
+            left = (total - data["step"]) * self._figures.seconds / max(done, 1)
             self._say(
                 f"step {data['step']}/{total}  epoch {data['epoch']:.1f}  {facts}  "
                 f"{format_seconds(left)} left"
@@ -124,11 +115,8 @@ class RunView:
 
     def _show_evaluate(self, event: Event) -> None:
         data = event.data
-        self.metrics = data["metrics"]
         figures = "  ".join(f"{name} {value:.4f}" for name, value in data["metrics"].items())
         mark = "  best so far" if data["is_best"] else ""
-        if data["is_best"]:
-            self.best = data
         self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
 
     def _show_evaluated(self, event: Event) -> None:

@@ -13,6 +13,7 @@ from phalanx.places.remote.runs import Follower, Listener, RemoteRun
 from phalanx.places.remote.ssh import Connection
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.events import Event
+from phalanx.verbs.train import RunFigures
 
 _LAST_LINES = 30
 
@@ -24,6 +25,7 @@ class RemoteView:
         self._place = place
         self._run = run
         self.view: RunView | None = None
+        self._figures = RunFigures()
         self.outcome: dict[str, Any] | None = None
         self._half_line = ""
         self._kept: list[str] = []
@@ -51,7 +53,7 @@ class RemoteView:
             return  # of another version: what the run prints is shown instead
         self._waiting.close()  # only one thing can move on a terminal
         if self.view is None:
-            self.view = RunView(plan, Path(self._run.run, "logs"))
+            self.view = RunView(plan, Path(self._run.run, "logs"), self._figures)
             self.view.__enter__()
         else:
             self.view.use_plan(plan)
@@ -61,6 +63,7 @@ class RemoteView:
             self.outcome = event.data
         if event.kind == "attempt":
             self.outcome = None
+        self._figures.take(event)
         if self.view is not None:
             self.view.take(event)
 
@@ -102,13 +105,14 @@ class RemoteView:
     def _show_table(self) -> None:
         assert self.outcome is not None
         name, run, view = self._place, self._run.name, self.view
+        metrics = self._figures.metrics
         status, reason = self.outcome["status"], self.outcome["reason"]
         rows = [("status", status if reason in (status, "") else f"{status}: {reason}")]
-        if view is not None and view.metrics:
-            figures = ", ".join(f"{key} {value:.4f}" for key, value in view.metrics.items())
+        if view is not None and metrics:
+            figures = ", ".join(f"{key} {value:.4f}" for key, value in metrics.items())
             rows.append(("test", figures))
         if view is not None:
-            seconds = format_seconds(view.trained_s)
+            seconds = format_seconds(self._figures.seconds)
             rows.append(("trained", f"{self.outcome['step'] or 0} steps in all, {seconds}"))
         rows.append(("run", f"{self._run.run} on {name}"))
         console.table(rows)

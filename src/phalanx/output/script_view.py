@@ -3,78 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, format_seconds
 from phalanx.machine.environment import show_variables
 from phalanx.output import console
-from phalanx.places.nodes.leader import Nodes
-from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
-from phalanx.scripts.request import PreparedScript, open_script_run
-from phalanx.scripts.supervisor import ScriptSupervisor
+from phalanx.scripts.request import PreparedScript
+from phalanx.verbs.launch import ScriptResult
 
 _BAR_EVERY_S = 10.0  # a bar in a pipe, as a line
 
 
-@dataclass(frozen=True)
-class ScriptResult:
-    """How a launched script ended."""
-
-    status: str
-    """finished, stopped or failed."""
-    exit_code: int
-    """The first failing rank's; 128 + the signal when it was killed."""
-    run: Path
-    """The run directory."""
-    step: int | None
-    """The last step its output named; None when it named none."""
-    loss: float | None
-    """The last loss its output named."""
-    restarts: int
-    reason: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The last evaluation its output named."""
-    findings: list[Finding] = field(default_factory=list)
-
-
-def run_script(
-    prepared: PreparedScript,
-    *,
-    is_quiet: bool = False,
-    on_open: Callable[[RunDirectory], None] = lambda run: None,
-    nodes: Nodes | None = None,
-) -> ScriptResult:
-    """Open the run directory, run the script to its end, and show it on the way. `on_open` is
-    called once the directory is held, before anything is shown."""
-    began_s = time.monotonic()
-    with open_script_run(prepared) as run:
-        on_open(run)
-        view = ScriptView(prepared, console.short_path(run.logs), is_quiet=is_quiet)
-        outcome = ScriptSupervisor(
-            run, prepared, on_line=view.line, on_event=view.take, nodes=nodes
-        ).run()
-    result = ScriptResult(
-        status=outcome.status,
-        exit_code=outcome.exit_code,
-        run=console.short_path(run.path),
-        step=outcome.step,
-        loss=view.loss,
-        restarts=outcome.restarts,
-        reason=outcome.reason,
-        metrics=view.metrics,
-        findings=outcome.findings,
-    )
+def show_end(result: ScriptResult) -> None:
+    """Show what is wrong, and one line about how the script ended."""
     console.show_findings(result.findings)
-    _say(_summary(result, time.monotonic() - began_s))
-    return result
+    _say(_summary(result))
 
 
-def _summary(result: ScriptResult, seconds: float) -> str:
-    facts = [f"exit code {result.exit_code}", format_seconds(seconds)]
+def _summary(result: ScriptResult) -> str:
+    facts = [f"exit code {result.exit_code}", format_seconds(result.seconds)]
     if result.step is not None:
         facts.append(f"step {result.step}")
     if result.loss is not None:
@@ -98,8 +47,6 @@ class ScriptView:
         self._starts: dict[int, dict[str, Any]] = {}
         self._last_bar_s = 0.0
         self._has_bar = False
-        self.loss: float | None = None
-        self.metrics: dict[str, float] = {}
 
     def line(self, rank: int, text: str, is_update: bool) -> None:
         """Show a line. Of bars only rank 0's: several cannot share a line of a terminal."""
@@ -115,7 +62,7 @@ class ScriptView:
         console.pass_on(f"[rank {rank}] {text}" if is_named else text, is_update=is_update)
 
     def take(self, event: Event) -> None:
-        """Show an event, and keep the figures that the end needs."""
+        """Show an event."""
         data = event.data
         if self._has_bar and event.kind in ("stop", "finding") and console.stdout().is_terminal:
             self._has_bar = False
@@ -124,10 +71,6 @@ class ScriptView:
             self._starts[data["rank"]] = data
             if len(self._starts) == data["world"]:
                 self._show_start(event.attempt)
-        elif event.kind == "step" and data["loss"] is not None:
-            self.loss = data["loss"]
-        elif event.kind == "evaluate":
-            self.metrics = data["metrics"]
         elif event.kind == "stop":
             _say(data["reason"])
         elif event.kind == "finding":

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 def show_why(prepared: Prepared, key: str, *, as_json: bool) -> None:
     """Print the choice named `key`, or every choice that the job key `key` feeds."""
-    from phalanx.cli.plan import show_value
     from phalanx.job.schema import job_keys
     from phalanx.output import console
+    from phalanx.output.plan import show_value
     from phalanx.planner.job_keys import FEEDS
 
     chosen = prepared.plan.decisions()

@@ -1,1 +1,1 @@
-"""A Job becomes a Plan and an open run: child processes answer about machine and recipe. No torch."""
+"""A Job becomes a Plan and an open run: child processes answer for torch and the recipe."""

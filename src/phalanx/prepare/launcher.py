@@ -20,9 +20,9 @@ from typing import IO, Any
 from phalanx.prepare.rank_environment import waiting_threads
 from phalanx.run.channel import Channel
 
-# Read after the ranks were forked, or set in them by hand (engine/launcher/fork.py), so they may differ
-# from what the launcher was started with. Not among them: PYTORCH_ALLOC_CONF, which torch reads
-# when it is loaded.
+# Read after the ranks were forked, or set in them by hand (engine/launcher/fork.py), so they may
+# differ from what the launcher was started with. Not among them: PYTORCH_ALLOC_CONF, which torch
+# reads when it is loaded.
 READ_LATE = frozenset(
     {
         "OMP_NUM_THREADS",

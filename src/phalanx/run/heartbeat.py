@@ -2,8 +2,8 @@
 that started it, as it goes from one part of the loop to the next.
 
 Nothing is sent and nothing is waited for: a beat is a few stores, some hundred nanoseconds. Whoever
-reads looks at all ranks of the machine a few times a second (engine/launcher/agent.py) and passes on what it
-saw as `Beat`s.
+reads looks at all ranks of the machine a few times a second (engine/launcher/agent.py) and passes
+on what it saw as `Beat`s.
 """
 
 from __future__ import annotations

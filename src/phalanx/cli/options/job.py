@@ -176,10 +176,10 @@ def with_job_options(command: Command) -> Command:
 
     parameters = [
         *first,
-        _parameter("job", Annotated[str | None, _JOB], None),
-        _parameter("overrides", Annotated[list[str] | None, _OVERRIDES], None),
+        parameter_of("job", Annotated[str | None, _JOB], None),
+        parameter_of("overrides", Annotated[list[str] | None, _OVERRIDES], None),
         *(
-            _parameter(name, Annotated[kind, option], None)
+            parameter_of(name, Annotated[kind, option], None)
             for name, (kind, option) in shared.items()
         ),
         *(p for p in own if p not in first),
@@ -189,7 +189,8 @@ def with_job_options(command: Command) -> Command:
     return wrapped
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def parameter_of(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return an option of a command that is put together."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
     )

@@ -10,7 +10,8 @@ from phalanx.planner.schema.footprint import Line, read_lines
 from phalanx.planner.schema.operators import Operator
 
 EAGER = ("fp32", "bf16")
-"""Precisions that a recipe is traced in, unless a plan says which it needs (planner/trace_precisions.py)."""
+"""Precisions that a recipe is traced in, unless a plan says which it needs
+(planner/trace_precisions.py)."""
 
 
 class Weight(NamedTuple):

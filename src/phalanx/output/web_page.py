@@ -1,13 +1,11 @@
-"""`phalanx watch --web`: which runs are served, and what is said about how to reach the page."""
+"""`phalanx watch --web`: serves the pages, and says how to reach them."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from phalanx.watch.web.library import Library
+from phalanx.verbs.watch import library_of
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
@@ -29,7 +27,7 @@ def serve_runs(
     from phalanx.watch.web.server import bind, serve
 
     with ExitStack() as stack:
-        library = _library(named, output, remote, stack)
+        library = library_of(named, output, remote, stack)
         listening = stack.enter_context(bind(host, port))
         port = listening.getsockname()[1]
 
@@ -67,25 +65,6 @@ def _need_web() -> None:
                 fix='pip install "phalanx[web]"',
             )
         )
-
-
-def _library(named: list[str], output: Path, remote: str | None, stack: ExitStack) -> Library:
-    from phalanx.cli.watch import find_watched
-    from phalanx.watch.web.library import Library
-
-    if remote is not None:
-        from phalanx.watch.mirror import mirrored
-
-        wanted: list[str | None] = [*named] or [None]
-        return Library([], [stack.enter_context(mirrored(remote, name)) for name in wanted])
-    marks = ("plan.json", "launch.json")
-    folders = [
-        Path(name)
-        for name in named
-        if Path(name).is_dir() and not any((Path(name) / mark).is_file() for mark in marks)
-    ]
-    runs = [find_watched(name, output) for name in named if Path(name) not in folders]
-    return Library(folders if named else [output], runs)
 
 
 def _address(host: str, port: int) -> str:
