@@ -60,6 +60,7 @@ _LOOSE = (
     "planner/", "machine/", "prepare/", "supervise/", "scripts/", "places/", "verbs/", "output/",
     "cli/", "diagnose/", "job/", "exporter/",
 )  # fmt: skip
+_WORDS_OUT = ("cli/", "output/")
 _UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue", "job/editor.py")
 _NOT_SAID = {
     "Option", "Argument", "Typer", "Field", "compile", "match", "search", "fullmatch", "sub",
@@ -151,7 +152,10 @@ class Source:
                         template = self._template(text)
                         if is_prose(template) and not _PATTERN.search(template):
                             yield template
-            if module.name.startswith("cli/") and module.name not in _TOLD_BY_SENTENCE:
+            has_labels = module.name.startswith(_WORDS_OUT) and not module.name.startswith(
+                "cli/options/"
+            )
+            if has_labels and module.name not in _TOLD_BY_SENTENCE:
                 yield from _labels(module.tree)
 
     def _shown(self, template: str, hole: Hole) -> Iterator[str]:
@@ -189,7 +193,7 @@ class Source:
                 yield from ((scope, given[name]) for name in fields if name in given)
         for name in _PRINTS:
             for scope, call in self._calls.get(name, []):
-                if scope.module.name.startswith("cli/"):
+                if scope.module.name.startswith(_WORDS_OUT):
                     kept = [k.value for k in call.keywords if k.arg not in ("style", "right")]
                     yield from ((scope, node) for node in [*call.args, *kept])
 

@@ -23,9 +23,11 @@ from phalanx.cli.options.script import (
     ResumeWithOption,
     ScriptArgument,
 )
-from phalanx.cli.options.slurm import submit_checked, with_slurm_options
+from phalanx.cli.options.slurm import with_slurm_options
 
 if TYPE_CHECKING:
+    from phalanx.errors import Finding
+    from phalanx.places.slurm.job import SlurmRequest
     from phalanx.places.slurm.jobs import SlurmJob
 
 
@@ -90,7 +92,7 @@ def submit(
     findings = [*notes, *found, *wrong, *device_findings(request, loaded)]
     if errors_of(findings):
         raise UserError(findings)
-    return submit_checked(request, findings, loaded.job.devices.cpu, print_only=print_only)
+    return _submit(request, findings, loaded.job.devices.cpu, print_only=print_only)
 
 
 @app.command("launch", context_settings=SETTINGS)
@@ -157,7 +159,7 @@ def launch(
     )
     if errors_of(findings):
         raise UserError(findings)
-    return submit_checked(request, findings, cpu, print_only=print_only)
+    return _submit(request, findings, cpu, print_only=print_only)
 
 
 @app.command("status")
@@ -232,3 +234,63 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
 def _reason(job: SlurmJob) -> str:
     return "" if job.reason.lower() in ("none", "") else job.reason
+
+
+def _submit(
+    request: SlurmRequest, findings: list[Finding], cpu: int | None, *, print_only: bool
+) -> int:
+    """Have Slurm judge a request whose values have been, and submit it."""
+    from dataclasses import replace
+
+    from phalanx.errors import UserError, errors_of
+    from phalanx.output import console
+    from phalanx.places.slurm import checks, jobs
+    from phalanx.places.slurm.job import batch_script
+    from phalanx.places.slurm.request import checked_by_slurm
+
+    if checks.has_slurm() or not print_only:
+        try:
+            with console.working("asking Slurm"):
+                request, problems = checked_by_slurm(request, cpu)
+        except UserError as error:
+            if not print_only:
+                raise
+            problems = [replace(finding, severity="warning") for finding in error.findings]
+        findings = [*findings, *problems]
+    script = batch_script(request)
+    if print_only:
+        console.say_text(script)
+    if errors_of(findings):
+        raise UserError(findings)
+    console.show_findings(findings)
+    if print_only:
+        return 0
+    number = jobs.submit(script, request.name)
+    _show_submitted(request, number)
+    return 0
+
+
+def _show_submitted(request: SlurmRequest, number: str) -> None:
+    from phalanx.output import console
+    from phalanx.places.slurm.job import LOGS
+
+    stem = f"{request.name}_{number}"
+    tasks = "_TASK" if request.array else ""
+    on = f", {request.nodes} nodes" if request.nodes > 1 else ""
+    gpus = f"{request.gpus} GPUs per node" if request.gpu_count else "no GPUs"
+    console.table(
+        [
+            ("job", f"{number}{on}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
+            ("script", f"{LOGS}/{stem}.sbatch"),
+            ("logs", f"{LOGS}/{stem}{tasks}.out and .err"),
+            ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
+        ]
+    )
+    console.say("next:")
+    for verb, meaning in (
+        ("status", "where it stands"),
+        ("logs", "what it has printed"),
+        ("cancel", "end it; it saves first"),
+    ):
+        console.say(f"  phalanx slurm {verb} {number}")
+        console.say(f"      {meaning}", style="dim")

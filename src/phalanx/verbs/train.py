@@ -131,8 +131,11 @@ def train(
                 launcher.start(early_variables())
         from phalanx.prepare.prepare import prepare
 
-        where = "the machine" if nodes is None else "the machines"
-        with hooks.working(f"looking at {where} and the recipe") as say:
+        one, many = (
+            "looking at the machine and the recipe",
+            "looking at the machines and the recipe",
+        )
+        with hooks.working(one if nodes is None else many) as say:
             prepared = prepare(
                 source,
                 overrides,
@@ -207,7 +210,7 @@ def run_prepared(
         is_outdated = any(finding.slug == "plan-outdated" for finding in outcome.findings)
         if prepared.prepare_anew is None or not is_outdated:
             break
-        hooks.say("the data has changed since the recipe was traced: planning again")
+        hooks.say("the data has changed since the recipe was asked: asking it, planning anew")
         revision = prepared.plan.revision + 1
         again = prepared.prepare_anew()
         prepared = replace(again, plan=replace(again.plan, revision=revision), run=run)

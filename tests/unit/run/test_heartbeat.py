@@ -31,7 +31,8 @@ def test_a_process_of_its_own_is_seen_too():
     board = Board([0, 1])
     code = (
         "from phalanx.engine.process.heartbeat import HEART;"
-        "from phalanx.run.heartbeat import Phase;HEART.write_where_asked(); HEART.begin(Phase.SAVE, 7)"
+        "from phalanx.run.heartbeat import Phase;"
+        "HEART.write_where_asked(); HEART.begin(Phase.SAVE, 7)"
     )
     subprocess.run(
         [sys.executable, "-c", code],

@@ -1,19 +1,15 @@
-"""The options of Slurm, and the way of a request into its queue: checked, shown, submitted."""
+"""The options of Slurm."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.options.job import parameter_of
-
-if TYPE_CHECKING:
-    from phalanx.errors import Finding
-    from phalanx.places.slurm.job import SlurmRequest
 
 # field of SlurmRequest -> (name of the option's value, type, option, default), in --help's order
 _OPTIONS: dict[str, tuple[str, Any, Any, Any]] = {
@@ -115,64 +111,3 @@ def with_slurm_options(command: Callable[..., int]) -> Callable[..., int]:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
-
-
-def submit_checked(
-    request: SlurmRequest, findings: list[Finding], cpu: int | None, *, print_only: bool
-) -> int:
-    """Have Slurm judge a request whose values have been, and submit it."""
-    from dataclasses import replace
-
-    from phalanx.errors import UserError, errors_of
-    from phalanx.output import console
-    from phalanx.places.slurm import checks as slurm_checks
-    from phalanx.places.slurm import jobs as slurm_jobs
-    from phalanx.places.slurm.job import batch_script
-    from phalanx.places.slurm.request import checked_by_slurm
-
-    if slurm_checks.has_slurm() or not print_only:
-        try:
-            with console.working("asking Slurm"):
-                request, problems = checked_by_slurm(request, cpu)
-        except UserError as error:
-            if not print_only:
-                raise
-            problems = [replace(finding, severity="warning") for finding in error.findings]
-        findings = [*findings, *problems]
-    script = batch_script(request)
-    if print_only:
-        console.say_text(script)
-    if errors_of(findings):
-        raise UserError(findings)
-    console.show_findings(findings)
-    if print_only:
-        return 0
-    number = slurm_jobs.submit(script, request.name)
-    _show_submitted(request, number)
-    return 0
-
-
-def _show_submitted(request: SlurmRequest, number: str) -> None:
-    from phalanx.output import console
-    from phalanx.places.slurm.job import LOGS
-
-    stem = f"{request.name}_{number}"
-    tasks = "_TASK" if request.array else ""
-    on = f", {request.nodes} nodes" if request.nodes > 1 else ""
-    gpus = f"{request.gpus} GPUs per node" if request.gpu_count else "no GPUs"
-    console.table(
-        [
-            ("job", f"{number}{on}, {gpus}, {request.cpus or 'the cluster decides on'} CPUs"),
-            ("script", f"{LOGS}/{stem}.sbatch"),
-            ("logs", f"{LOGS}/{stem}{tasks}.out and .err"),
-            ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
-        ]
-    )
-    console.say("next:")
-    for verb, meaning in (
-        ("status", "where it stands"),
-        ("logs", "what it has printed"),
-        ("cancel", "end it; it saves first"),
-    ):
-        console.say(f"  phalanx slurm {verb} {number}")
-        console.say(f"      {meaning}", style="dim")
