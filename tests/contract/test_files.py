@@ -124,3 +124,23 @@ def test_no_file_names_one_machine():
             if MACHINE.search(line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert not wrong, "\n".join(["paths or hosts of one machine:", *wrong])
+
+
+def test_files_that_texts_name_are_there():
+    """Paths below `src/phalanx`, in comments and in the documentation; `file.py:name` is in it."""
+    rooms = "|".join(sorted(path.name for path in PACKAGE.iterdir() if path.is_dir()))
+    named = re.compile(rf"(?<![\w/.-])((?:{rooms})/[\w/]+\.py)(?::([A-Za-z_][\w.]*))?")
+    wrong = []
+    for path in tracked_files():
+        if path.suffix not in (".py", ".md") or path.is_relative_to(ROOT / "benchmarks"):
+            continue
+        if path.name == "CHANGELOG.md" or path.is_relative_to(ROOT / "tests"):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for name, inside in named.findall(line):
+                files = [base / name for base in (PACKAGE, ROOT) if (base / name).is_file()]
+                text = files[0].read_text(encoding="utf-8") if files else ""
+                last = inside.rpartition(".")[2]
+                if not text or (last and not re.search(rf"\b(def|class) {last}\b", text)):
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: {name} {inside}")
+    assert not wrong, "\n".join(["files that are not there:", *wrong])
