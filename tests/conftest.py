@@ -20,10 +20,8 @@ import filelock
 import hypothesis
 import pytest
 
-from phalanx.prepare import engine_child
 from tests.cluster.hosts import Hosts, why_not
 from tests.ranks.command import end_started
-from tests.warm import answering
 
 # How long an example takes is the machine's business: tests measure no time.
 hypothesis.settings.register_profile("phalanx", deadline=None)
@@ -112,13 +110,6 @@ def asked_before(tmp_path_factory):
                 subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
             (folder / "phalanx" / "models").mkdir()
     return folder / "phalanx"
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _warm_answers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_child, "_run", answering(engine_child._run))
-        yield
 
 
 @pytest.fixture(autouse=True)

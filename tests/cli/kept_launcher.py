@@ -6,6 +6,8 @@ folder is that of the first, so all commands of such a test run in one folder.
 
 import contextlib
 import os
+import runpy
+import sys
 import threading
 
 import pytest
@@ -14,8 +16,8 @@ from phalanx.prepare import engine_child
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import Launcher
 
-# Those that have its name by now, then where `train` asks for it.
-_MAKERS = ("verify", "bench", "evaluate", "torchrun", "launcher")
+# Modules that make a launcher.
+_MAKERS = ("verbs.verify", "verbs.bench", "verbs.evaluate", "verbs.train", "places.torchrun")
 
 
 class KeptLauncher(Launcher):
@@ -43,13 +45,13 @@ def kept_launcher(monkeypatch):
     answer_alone = engine_child._run
 
     def answer(argv, env, said, reports):
-        verb, *files = argv[3:]
+        words, files = argv[2:-2], argv[-2:]
         with one_at_a_time:
-            code = kept.ask(verb, (*files, said), env, reports.is_patient)
+            code = kept.ask(words, (*files, said), env, reports.is_patient)
         return answer_alone(argv, env, said, reports) if code is None else code
 
     for module in _MAKERS:
-        monkeypatch.setattr(f"phalanx.launch.{module}.Launcher", lambda: kept, raising=False)
+        monkeypatch.setattr(f"phalanx.{module}.Launcher", lambda: kept, raising=False)
     monkeypatch.setattr(engine_child, "_run", answer)
     answer_here(monkeypatch)
     try:
@@ -61,7 +63,6 @@ def kept_launcher(monkeypatch):
 @contextlib.contextmanager
 def answers_here(monkeypatch):
     """Within it the test's own process answers, which has imported a recipe's packages already."""
-    from phalanx.engine.__main__ import main
     from tests.fixtures.export_here import answer_here
 
     def answer(argv, env, said, reports):
@@ -69,7 +70,12 @@ def answers_here(monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
             for name in env.keys() - os.environ.keys():
                 patch.setenv(name, env[name])
-            return main(argv[3:])
+            patch.setattr(sys, "argv", argv[2:])
+            try:
+                runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                return int(end.code or 0)
+            return 0
 
     monkeypatch.setattr(engine_child, "_run", answer)
     answer_here(monkeypatch)
