@@ -170,7 +170,7 @@ def _refuse(flags: str) -> None:
 
 
 def _show(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds
+    from phalanx.errors import format_seconds, short_path
     from phalanx.output import console
     from phalanx.output.progress import describe_sample
 
@@ -190,7 +190,7 @@ def _show(done: Evaluated) -> None:
         line = describe_sample(example, console.stdout().width - 2)
         console.stdout().print(f"  {line}", style="dim", markup=False)
     for path in done.media:
-        console.say(f"wrote {console.short_path(path)}")
+        console.say(f"wrote {short_path(path)}")
     if done.is_same:
         console.say("the same as in training, to the last bit")
     elif done.is_same is False and all(f.slug != "evaluation-differs" for f in done.findings):

@@ -125,7 +125,7 @@ def _next(imported: Imported, out: Path) -> None:
     if imported.nodes > 1:
         where = f"--nodes {imported.nodes} --rendezvous HOST:29500"
         console.say(f"  phalanx train {shlex.quote(str(out))} {where}")
-    if imported.launch is not None:
+    if imported.launch is not None and imported.launch.can_launch:
         console.say(f"  {_launch(imported)}")
         console.say("      the script as it is, under the same supervision", style="dim")
         if imported.launch.not_carried:
@@ -197,7 +197,7 @@ def _no_recipe(imported: Imported, source: list[str]) -> Finding:
     from phalanx.recipe.loading import builtin_recipes
 
     what = shlex.join(source)
-    launch = f"; or the script as it is: {_launch(imported)}" if imported.launch else ""
+    launch = f"; or the script as it is: {_launch(imported)}" if imported.script else ""
     return Finding(
         slug="import-recipe",
         what="these settings do not say what is trained, and nothing was written",

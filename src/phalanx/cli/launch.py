@@ -30,8 +30,8 @@ from phalanx.cli.options.script import (
 
 if TYPE_CHECKING:
     from phalanx.cli.detach import Leave
+    from phalanx.places.nodes.leader import Nodes
     from phalanx.places.nodes.meeting_terms import NodesAsked
-    from phalanx.places.nodes.nodes import Nodes
     from phalanx.scripts.request import PreparedScript
 
 
@@ -172,7 +172,7 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
     from phalanx.cli.options.nodes import show_decided, tell
     from phalanx.output.script_view import ScriptView
     from phalanx.places.nodes.join import join_nodes, script_facts
-    from phalanx.places.nodes.nodes import Nodes
+    from phalanx.places.nodes.leader import Nodes
     from phalanx.places.nodes.script_ranks import ScriptFollower, with_network
 
     met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)

@@ -118,7 +118,7 @@ def train(
     if asked is None:
         return in_background(do) if detach and not dry_run else do()
     from phalanx.places.nodes.join import job_facts, join_nodes
-    from phalanx.places.nodes.nodes import Nodes
+    from phalanx.places.nodes.leader import Nodes
     from phalanx.prepare.prepare import read_job
 
     read = read_job(job, overrides, resume, nodes=asked.nodes)

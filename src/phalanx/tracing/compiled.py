@@ -1,4 +1,5 @@
-"""The parts of a model that `speed.py` compiles, on tensors without values: what AOTAutograd's
+"""The parts of a model that `engine/fast/compile.py` compiles, on tensors without values: what
+AOTAutograd's
 partition of forward and backward keeps, and what the fused kernels make.
 
 Each kind of part is traced once, in a fraction of a second, and then run for all that are alike.

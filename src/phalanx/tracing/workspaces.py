@@ -29,7 +29,7 @@ def convolution_workspace(
 ) -> int:
     """`x` and `out` of forward, which backward has too. Tensor cores want channels last: both are
     turned around, but for products of single pixels. `is_exact`: fp32 without TF32. What is laid
-    out with channels last takes nothing (`live.py`)."""
+    out with channels last takes nothing (`live_memory.py`)."""
     window = math.prod(weight.shape[2:])
     if groups > 1:
         return 0

@@ -15,7 +15,7 @@ from phalanx.scripts.request import PreparedScript, open_script_run
 from phalanx.scripts.supervisor import ScriptSupervisor
 
 if TYPE_CHECKING:
-    from phalanx.places.nodes.nodes import Nodes
+    from phalanx.places.nodes.leader import Nodes
 
 
 @dataclass(frozen=True)

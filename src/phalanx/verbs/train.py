@@ -17,8 +17,8 @@ from phalanx.run.events import Event
 
 if TYPE_CHECKING:  # torch is imported by the launcher before these are imported here
     from phalanx.job import Override
+    from phalanx.places.nodes.leader import Nodes
     from phalanx.places.nodes.meeting_terms import Met
-    from phalanx.places.nodes.nodes import Nodes
     from phalanx.places.torchrun import Torchrun
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.prepare import Prepared, Source

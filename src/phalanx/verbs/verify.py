@@ -19,7 +19,6 @@ from phalanx.diagnose.micro_batches import Cuts, about_dropout, compare_cuts, ex
 from phalanx.errors import Finding, UserError
 from phalanx.job import LoadedJob, Override, load_job
 from phalanx.job.schema import Job
-from phalanx.launch.recorded_runs import RecordedRuns, run_name
 from phalanx.machine import Machine
 from phalanx.machine.gpus import may_have_cuda
 from phalanx.planner.schema.plan import Plan
@@ -31,6 +30,7 @@ from phalanx.prepare.prepare import Prepared, Source, prepare, resolve_source
 from phalanx.prepare.scratch_run import run_folder
 from phalanx.prepare.trace import AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
+from phalanx.verbs.recorded_runs import RecordedRuns, run_name
 
 
 @dataclass(frozen=True)

@@ -489,3 +489,16 @@ def test_a_word_has_one_meaning_in_a_section():
         words = [word for group in meanings.values() for word in group]
         twice = {word for word in words if words.count(word) > 1}
         assert section == "at_default" or not twice, section
+
+
+@pytest.mark.parametrize(
+    "line", ["torchrun", "accelerate launch --num_processes 2", "A=1 python -u"]
+)
+def test_a_line_without_a_script_is_refused(line):
+    with pytest.raises(UserError) as caught:
+        import_command(line.split())
+    assert caught.value.findings[0].slug == "import-kind"
+
+
+def test_a_program_that_starts_itself_is_not_launched():
+    assert import_command(["yolo", "train", "model=a.pt", "epochs=3"]).script == []

@@ -3,6 +3,7 @@
 import pytest
 
 from phalanx.job.schema import Devices
+from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.planner.schema.plan import Decision
 from phalanx.planner.solve import solve_plan
@@ -158,17 +159,24 @@ def test_micro_batches_are_those_that_train_plans(
 
 
 def test_on_gpus_they_are_those_of_the_precision_it_trains_in(make_job, make_trace, load_machine):
-    """In fp64 a sample takes more memory: its plan would cut the batch into smaller ones."""
-    place, trace = load_machine("8xa100"), make_trace()
-    job = make_job(devices={"gpus": [0, 1]}, global_batch_size=64)
-    expected = [
-        solve_plan(job.model_copy(update={"devices": Devices(gpus=gpus)}), place, trace)[0]
-        for gpus in ([0], [0, 1])
-    ]
+    place = load_machine("8xa100")
+    lines = {"fp32": [Line(0, 2 * 2**30)], "bf16": [Line(0, 2**30)]}
+    trace = make_trace(activation_bytes=lines)
+    job = make_job(devices={"gpus": [0, 1]}, global_batch_size=64, compile="off")
+
+    def micro_batches(precision):
+        jobs = (
+            job.model_copy(update={"devices": Devices(gpus=gpus), "precision": precision})
+            for gpus in ([0], [0, 1])
+        )
+        return [solve_plan(each, place, trace)[0].micro_batch_size.value for each in jobs]
+
     wide = job.model_copy(update={"precision": "fp64"})
     plan, _ = solve_plan(wide, place, trace)
-    found = planned_sides(wide, place, trace, plan, precision=job.precision)
-    assert [s.micro for s in found] == [p.micro_batch_size.value for p in expected]
+    found = planned_sides(wide, place, trace, plan, precision="bf16")
+    assert [side.micro for side in found] == micro_batches("bf16")
+    # A sample takes four times as much in fp64: its own plan would cut the batch finer.
+    assert micro_batches("bf16") != micro_batches("fp64")
 
 
 def test_synced_batchnorm_is_compared_even_in_the_same_micro_batches(

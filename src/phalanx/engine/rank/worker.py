@@ -108,7 +108,7 @@ def _work(
         worker = Worker(run, job, plan, process, recipe, events, stop)
         if plan.has_dropout:
             return worker.train()
-        from phalanx.engine.no_dropout import dropout_disabled
+        from phalanx.engine.model.no_dropout import dropout_disabled
 
         with dropout_disabled():
             return worker.train()

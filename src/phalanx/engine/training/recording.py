@@ -34,9 +34,9 @@ from phalanx.diagnose.recording import (
 from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.model.buffers import statistics_names
 from phalanx.engine.model.fingerprint import fingerprints, part_label
+from phalanx.engine.model.no_dropout import DISABLED, clear_rates
 from phalanx.engine.model.shards import Shard, shard_of
 from phalanx.engine.model.tensor_file import as_bytes
-from phalanx.engine.no_dropout import DISABLED, clear_rates
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.optimizers import Optimizer
 from phalanx.recipe.interface import Term

@@ -14,7 +14,9 @@ _NOT_LORA = "an option of the recipe `lora`"
 def cadence(made: Translation) -> None:
     _every(made, "save", "checkpoint.every")
     _every(made, "eval", "evaluate.every")
+    made.recast("logging_every", "neutral", lambda s: s.value in ("step", "epoch"))  # of a monitor
     made.take("logging_every", "logging.every", as_count)
+    made.take("at_start", "evaluate.at_start", as_flag)
     keep = made.value("keep", lambda value: None if is_off(value) else as_count(value))
     if keep is not None and keep > 0:
         why = "at least 2: the newest may be the one that is damaged" if keep < 2 else ""

@@ -75,6 +75,11 @@ class Launch:
         return [*words, *(["-m"] if self.is_module else []), *self.script]
 
     @property
+    def can_launch(self) -> bool:
+        """True for a script or module; `yolo` and its like start themselves."""
+        return bool(self.script) and self.script[0] not in _SCRIPTS_THEMSELVES
+
+    @property
     def not_carried(self) -> list[str]:
         """Options of the starter that `phalanx launch` has no word for."""
         return [f"--{name} {value}" for name, value in self.starter.items() if name not in _LAUNCH]

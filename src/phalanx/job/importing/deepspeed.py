@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from phalanx.job.importing.rules import NOT_SCALED
 from phalanx.job.importing.settings import Setting, is_number, read_settings
 from phalanx.job.importing.translation import Refusal, Translation
 from phalanx.job.load import LoadedJob, load_job
@@ -39,8 +40,9 @@ def absorb(made: Translation, leave: Collection[str]) -> None:
             made.job[key] = value
         said = stated.get(origin.key, Setting(origin.key, value, str(origin)))
         made.tell([said], "taken", f"{key} = {show(value)}", "read with the job")
-    if "optimizer.lr" in made.job:
-        made.job.setdefault("optimizer.lr_rule", "none")
+    if "optimizer.lr" in made.job and "optimizer.lr_rule" not in made.job:
+        rate = [s for key, s in stated.items() if key.endswith((".lr", ".warmup_max_lr"))]
+        made.say(rate, "optimizer.lr_rule", "none", NOT_SCALED)
     _gaps(made, stated)
     auto = [setting for setting in kept if setting.value == "auto"]
     made.tell(auto, "left", "", "`auto`: decided by the job")

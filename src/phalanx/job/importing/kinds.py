@@ -67,7 +67,8 @@ class Imported:
 
     @property
     def script(self) -> list[str]:
-        return self.launch.script if self.launch else []
+        """The words that `phalanx launch` can start; none where there are no such words."""
+        return self.launch.script if self.launch and self.launch.can_launch else []
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def import_file(path: Path, kind: str | None = None, asked: Asked = _NOTHING) ->
 def import_command(words: Sequence[str], asked: Asked = _NOTHING) -> Imported:
     """Read a command line that starts training, with the files that it names."""
     settings, launch = read_command(words)
+    if not launch.script:
+        raise UserError(_no_script(words))
     kind = "ultralytics" if launch.is_yolo else "command"
     return _import(kind, shlex.join(without_secrets(words)), settings, asked, launch)
 
@@ -159,6 +162,15 @@ def _kind_of(settings: Iterable[Setting]) -> str | None:
             return kind
     states = any(meaning_of(setting) in _STATES_TRAINING for setting in settings)
     return "yaml" if states else None
+
+
+def _no_script(words: Sequence[str]) -> Finding:
+    return Finding(
+        slug="import-kind",
+        what="the command line starts no script",
+        why=f"read: {shlex.join(without_secrets(words))}",
+        fix="phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3",
+    )
 
 
 def _unknown_kind(path: Path, settings: Sequence[Setting], kind: str | None) -> Finding:

@@ -10,7 +10,7 @@ from phalanx.job.importing.translation import Translation
 _AMBIGUOUS = ("batch_size", "train_batch_size", "batch", "bs", "train_bs", "batch_size_train")
 PER_GPU = "samples of each GPU and pass; `--batch-means global` if they are those of a whole step"
 _GLOBAL = "samples of a whole step, by `--batch-means global`"
-_NOT_SCALED = "trained at this rate on any number of GPUs; `linear` scales it with the batch"
+NOT_SCALED = "trained at this rate on any number of GPUs; `linear` scales it with the batch"
 _SHAPES = {
     **dict.fromkeys(("linear", "linear_with_warmup", "linear_warmup", "warmup_linear"), "linear"),
     **dict.fromkeys(("cosine", "cosine_with_warmup", "cosine_warmup", "warmup_cosine"), "cosine"),
@@ -23,6 +23,7 @@ _SHAPES = {
 }
 _ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fusedadamw")
 _ADAMW_PAGED = ("adamw_torch_xla", "paged_adamw", "paged_adamw_32bit", "adamw_torch_npu_fused")
+_NO_MOMENTUM = "not stated, and none is the default of SGD"
 _HALF_WEIGHTS = "a job keeps weights that learn in fp32"
 _PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed", "bf16_mixed", "amp_bf16"), "bf16"),
@@ -111,7 +112,7 @@ def rate(made: Translation) -> None:
     if "optimizer.lr" in made.job and "optimizer.lr_rule" not in made.job:
         made.job["optimizer.lr_rule"] = "none"
         made.lines.append(made.lines[-1]._replace(
-            fate="derived", ours='optimizer.lr_rule = "none"', why=_NOT_SCALED))  # fmt: skip
+            fate="derived", ours='optimizer.lr_rule = "none"', why=NOT_SCALED))  # fmt: skip
     made.recast("scheduler", "neutral", lambda s: s.value == "diffuser")  # LeRobot's, with a name
     name = made.value("scheduler", _name)
     if name is not None and name in _SHAPES:
@@ -209,13 +210,14 @@ def optimizer(made: Translation) -> None:
     if name in (*_ADAMW, *_ADAMW_PAGED):
         made.put(["optimizer"], "optimizer.name", "adamw")
     elif name == "sgd":
-        made.put(["optimizer"], "optimizer.name", "sgd")
         if not made.settings("momentum"):
-            made.say([], "optimizer.momentum", 0)
-            made.job["optimizer.momentum"] = 0
+            made.say(made.settings("optimizer"), "optimizer.momentum", 0, _NO_MOMENTUM)
+        made.put(["optimizer"], "optimizer.name", "sgd")
     elif name == "adam" and not decay:
-        made.put(["optimizer"], "optimizer.name", "adamw", "without weight decay they are the same")
-        made.job["optimizer.weight_decay"] = 0
+        why = "without weight decay they are the same"
+        if decay is None:
+            made.say(made.settings("optimizer"), "optimizer.weight_decay", 0, why)
+        made.put(["optimizer"], "optimizer.name", "adamw", why)
     elif name is not None:
         made.refuse("optimizer", "a job has the optimizers adamw and sgd",
                     "optimizer: {name: adamw}")  # fmt: skip

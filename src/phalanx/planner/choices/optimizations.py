@@ -1,4 +1,4 @@
-"""The rungs of speed besides compiled code: which are taken, and why. `compiled.py` has that one.
+"""The rungs of speed besides compiled code (`time/compile_gain.py`): which are taken, and why.
 
 A key that says `on` or `off` is followed; `auto` goes by what is known of model and machine, and is
 off under `fast: off`. A run that goes on keeps what it had: a rung that was dropped stays dropped.
@@ -277,7 +277,7 @@ def choose_comparison(job: Job, trace: Trace, plan: Plan, cards: Sequence[Gpu]) 
 
 
 def without_each(plan: Plan, predict: Callable[[Plan], Forecast | None]) -> list[dict[str, object]]:
-    """The plan without one rung at a time; `compiled.py` has compiled code."""
+    """The plan without one rung at a time; `time/compile_gain.py` has compiled code."""
     entries: list[dict[str, object]] = []
     for name in ("channels_last", "cuda_graph"):
         if getattr(plan, name).value == "off":

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from phalanx.engine.no_dropout import DISABLED, clear_rates, dropout_disabled
+from phalanx.engine.model.no_dropout import DISABLED, clear_rates, dropout_disabled
 
 X = torch.ones(4, 8, 16)
 
