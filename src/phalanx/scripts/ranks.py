@@ -58,6 +58,8 @@ class ScriptRanks:
         self._is_ending = False
         self.deaths: list[RankDeath] = []
         """Ranks that did not end in order, in the order in which they were seen to be gone."""
+        self.devices: list[str] = []
+        """Where each rank computes: as prepared."""
         self.asked: list[Signals] = []
         """Signals that other nodes were asked to stop with: there is none."""
         self.lost: Finding | None = None

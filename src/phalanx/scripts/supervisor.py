@@ -7,21 +7,21 @@ own, and their output is all they say.
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.places.nodes.leader import Nodes
-from phalanx.places.nodes.script_ranks import NodesScriptRanks, rank_environments
 from phalanx.run.attempt import claim_attempt
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventWriter
 from phalanx.run.sinks.process import SinkSettings
 from phalanx.scripts.death import describe_death
-from phalanx.scripts.environment import Place, hold_port
+from phalanx.scripts.environment import Place, hold_port, torchrun_variables
 from phalanx.scripts.events import ScriptEvents
 from phalanx.scripts.ranks import ScriptRanks, TakeLine
 from phalanx.scripts.request import PreparedScript
@@ -32,12 +32,51 @@ from phalanx.supervise.signals import hearing_stops
 from phalanx.supervise.sinks import SinkProcess
 from phalanx.supervise.usage import UsageSampler
 
-AnyRanks = ScriptRanks | NodesScriptRanks
-
 _POLL_S = 0.05
 _LONG_S = 600.0  # ranks that lived so long had begun, also when their output says nothing
 _QUIET_S = 60.0  # without a loss in the output: a script that prints none has its GPUs by then
 _USAGE = 2  # argparse's exit code: the same words fail again
+
+
+class Ranks(Protocol):
+    """The ranks of one attempt, on one node or on several."""
+
+    devices: list[str]
+    """Where each rank computes; empty where that is as prepared."""
+    asked: list[signal.Signals]
+    lost: Finding | None
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    @property
+    def deaths(self) -> list[RankDeath]: ...
+
+    def start(self) -> list[int]: ...
+
+    def follow(self, take: TakeLine, timeout_s: float) -> bool: ...
+
+    def pass_on(self, number: signal.Signals) -> None: ...
+
+    def last_lines(self, rank: int) -> list[str]: ...
+
+    def close(self) -> None: ...
+
+
+class OtherNodes(Protocol):
+    """The nodes that have met this one, which leads them (places/nodes)."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def hosts(self) -> list[str]: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def script_ranks(
+        self, local: ScriptRanks, run: RunDirectory, place: Place, devices: list[str]
+    ) -> Ranks: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +103,7 @@ class ScriptSupervisor:
         *,
         on_line: TakeLine,
         on_event: Callable[[Event], None],
-        nodes: Nodes | None = None,
+        nodes: OtherNodes | None = None,
     ) -> None:
         self._run = run
         self._prepared = prepared
@@ -113,11 +152,11 @@ class ScriptSupervisor:
             restarts += 1
             self._write_findings(events, [*outcome.findings, self._restarted(outcome, restarts)])
 
-    def _attempt(self, attempt: int, events: EventWriter) -> tuple[AnyRanks, ScriptEvents]:
+    def _attempt(self, attempt: int, events: EventWriter) -> tuple[Ranks, ScriptEvents]:
         prepared = self._prepared
         self._tell(events, "attempt", ranks=prepared.world)
         read = ScriptEvents(events, prepared.request.results, self._run.path)
-        address = self._nodes.members[0].address if self._nodes is not None else "127.0.0.1"
+        address = self._nodes.address if self._nodes is not None else "127.0.0.1"
         with hold_port(address) as port:
             place = Place(
                 ranks=prepared.ranks,
@@ -136,19 +175,17 @@ class ScriptSupervisor:
                 ranks.close()
         return ranks, read
 
-    def _make_ranks(self, place: Place, attempt: int) -> AnyRanks:
+    def _make_ranks(self, place: Place, attempt: int) -> Ranks:
         prepared = self._prepared
         environments = rank_environments(prepared, place, self._run)
         ranks = ScriptRanks(self._run, prepared.argv_of(attempt), environments, attempt)
         if self._nodes is None:
             return ranks
-        return NodesScriptRanks(ranks, self._nodes.links, self._run, place, prepared.devices)
+        return self._nodes.script_ranks(ranks, self._run, place, prepared.devices)
 
-    def _start(self, ranks: AnyRanks, events: EventWriter) -> None:
+    def _start(self, ranks: Ranks, events: EventWriter) -> None:
         pids = ranks.start()
-        devices = self._prepared.devices
-        if isinstance(ranks, NodesScriptRanks):
-            devices = ranks.devices
+        devices = ranks.devices or self._prepared.devices
         for rank, pid in enumerate(pids):
             self._tell(
                 events,
@@ -163,7 +200,7 @@ class ScriptSupervisor:
                 source="launch",
             )
 
-    def _follow(self, ranks: AnyRanks, read: ScriptEvents, events: EventWriter) -> None:
+    def _follow(self, ranks: Ranks, read: ScriptEvents, events: EventWriter) -> None:
         """Pass output on until the ranks are gone."""
         forwarded = 0
         late_s = time.monotonic() + _QUIET_S
@@ -201,7 +238,7 @@ class ScriptSupervisor:
         usage.close()
         self._pass_on(read.end())
 
-    def _judge(self, ranks: AnyRanks, step: int | None, restarts: int) -> ScriptOutcome:
+    def _judge(self, ranks: Ranks, step: int | None, restarts: int) -> ScriptOutcome:
         if len(self._asked) > 1:
             reason = "interrupted by a second signal"
             return ScriptOutcome("stopped", int(ExitCode.INTERRUPTED), reason, step, restarts)
@@ -222,9 +259,7 @@ class ScriptSupervisor:
         finding = describe_death(death, ranks.last_lines(death.rank), self._run)
         return ScriptOutcome("failed", code, finding.what, step, restarts, [finding])
 
-    def _explain(
-        self, outcome: ScriptOutcome, ranks: AnyRanks, events: EventWriter
-    ) -> ScriptOutcome:
+    def _explain(self, outcome: ScriptOutcome, ranks: Ranks, events: EventWriter) -> ScriptOutcome:
         def write(kind: str, **data: object) -> None:
             self._tell(events, kind, **data)
 
@@ -293,3 +328,16 @@ class ScriptSupervisor:
     def _pass_on(self, events: list[Event]) -> None:
         for event in events:
             self._on_event(event)
+
+
+def rank_environments(
+    prepared: PreparedScript, place: Place, run: RunDirectory
+) -> list[dict[str, str]]:
+    """The environment of each rank of a script on this node."""
+    found = []
+    for rank in range(place.ranks):
+        log = run.nccl_log(place.node * place.ranks + rank)
+        debug = {"NCCL_DEBUG_FILE": str(log)} if prepared.request.debug_comm else {}
+        variables = torchrun_variables(place, rank)
+        found.append({**debug, **os.environ, **prepared.variables, **variables})
+    return found

@@ -5,21 +5,14 @@ for each attempt: start the ranks, follow their events, judge -> outcome
 
 from __future__ import annotations
 
-import platform
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from phalanx.errors import ExitCode, Finding
-from phalanx.job.schema import Devices
-from phalanx.machine import Machine
-from phalanx.places.nodes.leader import Nodes
-from phalanx.places.nodes.loss import LossOfNodes
-from phalanx.places.nodes.rank_group import NodeLostError, NodesGroup
 from phalanx.planner.schema.plan import Plan
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.rank_environment import rank_environment
 from phalanx.prepare.validated_before import keep_comparison
 from phalanx.run.attempt import Attempt, claim_attempt, read_attempt
 from phalanx.run.directory import RunDirectory
@@ -29,8 +22,8 @@ from phalanx.supervise import outcomes
 from phalanx.supervise.hang import HangWatch, Hung, hang_event, hang_finding, write_hang
 from phalanx.supervise.outcomes import Outcome
 from phalanx.supervise.pace import PaceMeter
+from phalanx.supervise.place import Place, Ranks, RanksLostError, ThisMachine
 from phalanx.supervise.post_mortem import PostMortem
-from phalanx.supervise.rank_group import RankGroup
 from phalanx.supervise.rank_usage import RankUsage
 from phalanx.supervise.recovery import (
     Revision,
@@ -63,12 +56,10 @@ class Supervisor:
         sinks: SinkSettings | None,
         on_event: Callable[[Event], None],
         on_plan: Callable[[Plan], None] = lambda plan: None,
-        nodes: Nodes | None = None,
-        devices: Devices | None = None,
-        replan: Callable[[Machine, Plan], Plan] | None = None,
+        place: Place | None = None,
     ) -> None:
-        """`sinks`: curves for other tools, None for none. `devices` says what is done when one of
-        `nodes` is lost, `replan` makes the plan of a run that goes on with fewer."""
+        """`sinks`: curves for other tools, None for none. `place`: where ranks are started, None
+        for this machine."""
         self._run = run
         self._plan = plan
         self._launcher = launcher
@@ -76,12 +67,10 @@ class Supervisor:
         self._sink_settings = sinks
         self._on_event = on_event
         self._on_plan = on_plan
-        self._nodes = nodes
+        self._place = place or ThisMachine(launcher)
         self._post_mortem = PostMortem(run)
-        self._devices = devices or Devices()
-        self._replan = replan
         self._asked: list[signal.Signals] = []
-        self._group: RankGroup | NodesGroup | None = None
+        self._group: Ranks | None = None
         self._watch = watch
         self._stragglers = StragglerWatch(plan)
         self._hung: Finding | None = None
@@ -102,8 +91,8 @@ class Supervisor:
             events = EventWriter(self._run.events, "supervisor")
             events.begin(self._claim(self._first))
             try:
-                if self._nodes is not None:
-                    events.write("nodes", **self._nodes.facts())
+                if (facts := self._place.facts()) is not None:
+                    events.write("nodes", **facts)
                 return self._attempts(reader, events)
             finally:
                 self._close_sinks(events)
@@ -120,7 +109,7 @@ class Supervisor:
             self._watch.new_attempt()
             self._stragglers.new_attempt(self._plan)
             self._hung = None
-            self._group = self._make_group(attempt)
+            self._group = self._place.make_ranks(self._run, self._plan, attempt)
             self._group.start()
             if self._sinks is None and self._sink_settings is not None:
                 self._sinks = SinkProcess(self._run, self._sink_settings)
@@ -130,7 +119,7 @@ class Supervisor:
             if self._revise(ends, events):
                 attempt += 1
                 continue
-            if isinstance(self._group.error, NodeLostError) and not self._asked:
+            if isinstance(self._group.error, RanksLostError) and not self._asked:
                 can_restart = self._get_over_loss(events)
             if self._saved_step != saved_before:  # it has come further than the last time
                 saved_before, restarts = self._saved_step, 0
@@ -153,8 +142,7 @@ class Supervisor:
 
     def _claim(self, attempt: int) -> Attempt:
         """Make the run that of a new attempt: a rank of an older one stops at its next write."""
-        hosts = self._nodes.hosts if self._nodes is not None else [platform.node()]
-        return claim_attempt(self._run.path, attempt, hosts)
+        return claim_attempt(self._run.path, attempt, self._place.hosts)
 
     def _may_restart(self, restarts: int) -> bool:
         is_left = restarts < self._max_restarts
@@ -164,28 +152,7 @@ class Supervisor:
         for finding in self._sinks.close() if self._sinks is not None else []:
             self._on_event(events.write("finding", finding=finding.to_json()))
 
-    def _make_group(self, attempt: int) -> RankGroup | NodesGroup:
-        if self._nodes is not None:
-            env = rank_environment(self._run, self._plan, self._nodes.settings)
-            return self._nodes.start_ranks(
-                self._launcher,
-                self._run.path,
-                self._plan,
-                attempt=attempt,
-                env=env,
-                wait_s=self._devices.node_wait_s,
-            )
-        return RankGroup(
-            self._launcher,
-            self._run.path,
-            ranks=self._plan.ranks.value,
-            attempt=attempt,
-            env=rank_environment(self._run, self._plan),
-        )
-
-    def _follow(
-        self, group: RankGroup | NodesGroup, reader: EventReader, events: EventWriter
-    ) -> list[Event]:
+    def _follow(self, group: Ranks, reader: EventReader, events: EventWriter) -> list[Event]:
         """Pass events on until the ranks are gone; returns how they ended."""
         ends: list[Event] = []
         writers = {f"rank-{rank}" for rank in range(self._plan.ranks.value)}
@@ -234,7 +201,7 @@ class Supervisor:
                 events.write("stop", reason=_STOPPING if asked == 1 else "ending now")
             group.wait(_POLL_S)
 
-    def _end_hung(self, group: RankGroup | NodesGroup, hung: Hung, events: EventWriter) -> None:
+    def _end_hung(self, group: Ranks, hung: Hung, events: EventWriter) -> None:
         """Ask every rank where it is stuck, write that down, and end them all: those that wait for
         the culprit do not listen."""
         beats = group.beats
@@ -250,12 +217,12 @@ class Supervisor:
         self._hung = hang_finding(event)
         group.signal(signal.SIGKILL)
 
-    def _is_late(self, group: RankGroup | NodesGroup, ends: list[Event], gone_s: float) -> bool:
+    def _is_late(self, group: Ranks, ends: list[Event], gone_s: float) -> bool:
         """Whether ranks of another node have ended in order, and what they wrote is still to be
         seen here."""
         is_missing = len(ends) < self._plan.ranks.value and not group.deaths and not group.error
         waited_s = time.monotonic() - gone_s
-        return self._nodes is not None and is_missing and waited_s < _EVENTS_LAG_S
+        return not self._place.is_local and is_missing and waited_s < _EVENTS_LAG_S
 
     def _drop(self, event: Event, events: EventWriter) -> None:
         """Write the plan without a rung that the ranks have turned off: a restart and a resumed run
@@ -281,20 +248,18 @@ class Supervisor:
         return True
 
     def _get_over_loss(self, events: EventWriter) -> bool:
-        """Whether the run can go on after a node was lost."""
-        assert self._nodes is not None
-        left = LossOfNodes(self._nodes, self._devices, self._replan)
-        is_over, revision = left.get_over(self._plan, events, lambda: bool(self._asked))
+        """Return True if the run can continue after machines were lost."""
+        can_continue, revision = self._place.recover(self._plan, events, lambda: bool(self._asked))
         if revision is not None:
             self._change(revision, events)
-        return is_over
+        return can_continue
 
-    def _judge(self, group: RankGroup | NodesGroup, ends: list[Event]) -> tuple[Outcome, bool]:
+    def _judge(self, group: Ranks, ends: list[Event]) -> tuple[Outcome, bool]:
         """How an attempt ended, and whether another one can help."""
         if len(self._asked) > 1:
             reason = "interrupted by a second signal; the last checkpoint stands"
             return Outcome("stopped", ExitCode.INTERRUPTED, None, reason), False
-        if isinstance(group.error, NodeLostError):
+        if isinstance(group.error, RanksLostError):
             return outcomes.from_finding(group.error.finding), False
         if self._hung is not None:
             return outcomes.from_finding(self._hung), True
@@ -318,7 +283,7 @@ class Supervisor:
         return outcomes.from_event(ends[0]), False
 
     def _explain(
-        self, outcome: Outcome, group: RankGroup | NodesGroup, attempt: int, events: EventWriter
+        self, outcome: Outcome, group: Ranks, attempt: int, events: EventWriter
     ) -> Outcome:
         found = self._post_mortem.examine(
             group.deaths, attempt, outcome.findings, events.write, group.beats

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # torch is imported by the launcher before these are imported
     from phalanx.places.torchrun import Torchrun
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.prepare import Prepared, Source
+    from phalanx.supervise.place import Place
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def run_prepared(
 ) -> Result:
     """Open the run directory and run it to its end. A cached plan that turns out to be outdated is
     made again, in the same run directory."""
-    from phalanx.prepare.prepare import open_run, replanned
+    from phalanx.prepare.prepare import open_run
     from phalanx.supervise.hang import watch_for
     from phalanx.supervise.sinks import sinks_of
     from phalanx.supervise.supervisor import Supervisor
@@ -203,9 +204,7 @@ def run_prepared(
                     sinks=sinks_of(prepared.job.logging),
                     on_event=take,
                     on_plan=view.use_plan,
-                    nodes=nodes,
-                    devices=prepared.job.devices,
-                    replan=partial(replanned, prepared),
+                    place=_place(prepared, launcher, nodes),
                 ).run()
         is_outdated = any(finding.slug == "plan-outdated" for finding in outcome.findings)
         if prepared.prepare_anew is None or not is_outdated:
@@ -230,6 +229,15 @@ def run_prepared(
         seconds=figures.seconds,
         findings=outcome.findings,
     )
+
+
+def _place(prepared: Prepared, launcher: Launcher, nodes: Nodes | None) -> Place | None:
+    if nodes is None:
+        return None
+    from phalanx.places.nodes.place import NodesPlace
+    from phalanx.prepare.prepare import replanned
+
+    return NodesPlace(nodes, launcher, prepared.job.devices, partial(replanned, prepared))
 
 
 def follow_node(

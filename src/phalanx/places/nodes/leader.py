@@ -17,8 +17,12 @@ from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.meeting_terms import Met
 from phalanx.places.nodes.preflight import wait_for
 from phalanx.places.nodes.rank_group import NodesGroup
+from phalanx.places.nodes.script_ranks import NodesScriptRanks
 from phalanx.planner.schema.plan import Plan
 from phalanx.prepare.launcher import Launcher
+from phalanx.run.directory import RunDirectory
+from phalanx.scripts.environment import Place
+from phalanx.scripts.ranks import ScriptRanks
 from phalanx.supervise.rank_group import RankGroup
 
 _FAST_GBPS = 10.0
@@ -88,6 +92,17 @@ class Nodes:
             self.links.pop(rank).close()
             self.ranks.remove(rank)
         return self._combine(on_cpu=self._is_cpu)
+
+    @property
+    def address(self) -> str:
+        """Where ranks of all nodes meet."""
+        return self.members[0].address
+
+    def script_ranks(
+        self, local: ScriptRanks, run: RunDirectory, place: Place, devices: list[str]
+    ) -> NodesScriptRanks:
+        """The ranks of a launched script on all nodes, those of this one being `local`."""
+        return NodesScriptRanks(local, self.links, run, place, devices)
 
     def facts(self) -> dict[str, Any]:
         """The fields of the `nodes` event."""

@@ -7,23 +7,15 @@ from dataclasses import replace
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
-from phalanx.errors import Finding
 from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.link import NodeLink
 from phalanx.prepare.launcher import Launcher
 from phalanx.run.heartbeat import Beat
 from phalanx.supervise.culprit import Witness
+from phalanx.supervise.place import RanksLostError
 from phalanx.supervise.rank_group import RankDeath, RankGroup, cause_first
 
 _END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
-
-
-class NodeLostError(Exception):
-    """A node of the run is gone."""
-
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-        super().__init__(finding.what)
 
 
 class NodesGroup:
@@ -155,8 +147,8 @@ class NodesGroup:
                 self.asked = max(self.asked, record["asked"])
         if link.is_over and rank not in self._over:
             self._over.add(rank)
-            lost = NodeLostError(say.node_lost(link.name, str(link.lost)))
-            self.error = self.error if isinstance(self.error, NodeLostError) else lost
+            lost = RanksLostError(say.node_lost(link.name, str(link.lost)))
+            self.error = self.error if isinstance(self.error, RanksLostError) else lost
             self._kill()
 
     def _count(self, deaths: list[RankDeath], error: BaseException | None) -> None:

@@ -4,7 +4,6 @@ directory."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,9 +19,10 @@ from phalanx.places.nodes.link import NodeLink
 from phalanx.places.nodes.meeting_terms import Met
 from phalanx.places.nodes.preflight import wait_for
 from phalanx.run.directory import RunDirectory
-from phalanx.scripts.environment import Place, torchrun_variables
+from phalanx.scripts.environment import Place
 from phalanx.scripts.ranks import ScriptRanks, TakeLine, is_echo
 from phalanx.scripts.request import PreparedScript
+from phalanx.scripts.supervisor import rank_environments
 from phalanx.supervise.rank_group import RankDeath
 
 _SENT_LINES = 60  # of a rank that died, for a traceback
@@ -213,16 +213,3 @@ def with_network(prepared: PreparedScript, settings: list[Setting]) -> PreparedS
     alone = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     kept = {name: value for name, value in prepared.variables.items() if name not in alone}
     return replace(prepared, variables=kept | {s.name: s.value for s in settings})
-
-
-def rank_environments(
-    prepared: PreparedScript, place: Place, run: RunDirectory
-) -> list[dict[str, str]]:
-    """The environment of each rank of a script on this node."""
-    found = []
-    for rank in range(place.ranks):
-        log = run.nccl_log(place.node * place.ranks + rank)
-        debug = {"NCCL_DEBUG_FILE": str(log)} if prepared.request.debug_comm else {}
-        variables = torchrun_variables(place, rank)
-        found.append({**debug, **os.environ, **prepared.variables, **variables})
-    return found
