@@ -1,5 +1,5 @@
 # make demo    set up, check the machine, plan and train the default recipe
-# make test    set up, lint, run every test
+# make test    set up, lint, run the tests; `make test-full` the further cases
 # The other targets are parts of these; `make help` lists them.
 
 PYTHON ?= python3
@@ -12,8 +12,6 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest
 PEERS := .venv-peers
 DETECTION := .venv-detection
-# Extras whose tests need an environment of their own: `make test EXTRAS=detection`.
-EXTRAS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint static fix ranks faults gpu peers bench reference docs \
@@ -21,9 +19,8 @@ EXTRAS ?=
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
-	@echo "make test    set up, lint, run the whole test suite"
-	@echo "make test-full   the same with further cases of the slowest tests"
-	@echo "make test EXTRAS=detection   the same, and the detection recipe in $(DETECTION) (5.4 GB)"
+	@echo "make test    set up, lint, run the tests (12 minutes on two cores)"
+	@echo "make test-full   the further cases, and the detection recipe in $(DETECTION) (5.4 GB)"
 	@echo "make detection   make $(DETECTION): Ultralytics (AGPL-3.0) with the newest torch"
 	@echo "make setup   make $(VENV) with the tested versions"
 	@echo "make lint    format, lint, types, spelling, contract tests"
@@ -67,13 +64,12 @@ demo: setup
 	done
 	@echo; echo "\`source $(BIN)/activate\` puts \`phalanx\` on the path of this shell."
 
-# One pytest run at the end, contract tests included: its last line counts every test that needs no
-# environment of its own.
-test: static $(filter test-detection,$(EXTRAS:%=test-%))
+test: static
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests
 
-test-full: static
-	PHALANX_FULL=1 $(PYTEST) -n $(WORKERS) --dist loadgroup tests
+# The further cases that `make test` leaves out, and the recipe that has an environment of its own.
+test-full: setup test-detection
+	PHALANX_FULL=only $(PYTEST) -n $(WORKERS) --dist loadgroup tests
 
 lint: static
 	$(PYTEST) tests/contract
@@ -121,7 +117,7 @@ $(DETECTION)/.installed: tests/recipes/detection/requirements.txt pyproject.toml
 	@touch $@
 
 test-detection: detection
-	$(DETECTION)/bin/pytest -n $(WORKERS) --dist loadgroup tests/recipes/detection
+	PHALANX_FULL=1 $(DETECTION)/bin/pytest -n $(WORKERS) --dist loadgroup tests/recipes/detection
 
 bench: peers
 	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write

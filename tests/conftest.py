@@ -7,6 +7,7 @@ up themselves, `browser` Debian's chromium and its driver.
 A test elsewhere that starts ranks says so with `@pytest.mark.ranks`.
 """
 
+import collections
 import hashlib
 import os
 import shutil
@@ -28,7 +29,8 @@ hypothesis.settings.register_profile("phalanx", deadline=None)
 hypothesis.settings.load_profile("phalanx")
 
 _HERE = Path(__file__).parent
-_IS_FULL = bool(os.environ.get("PHALANX_FULL"))
+# `only`: the further cases alone, as `make test-full` runs them; `1`: every case.
+_FULL = os.environ.get("PHALANX_FULL", "")
 _FOLDERS = {
     "contract": "reads the source and the docs",
     "unit": "one module, no processes",
@@ -40,6 +42,7 @@ _FOLDERS = {
     "cluster": "brings up a Slurm of its own",
     "remote": "brings up an sshd of its own",
     "browser": "opens pages in a browser",
+    "benchmarks": "the scripts of benchmarks/, without measuring",
 }
 
 
@@ -61,15 +64,18 @@ def pytest_configure(config):
 
 def pytest_report_header():
     lines = []
-    if not _IS_FULL:
-        lines.append("tests marked `full` are left out: `make test-full` runs them too")
+    if not _FULL:
+        lines.append("tests marked `full` are left out: `make test-full` runs them")
     if find_spec("ultralytics") is None:
         lines.append("tests/recipes/detection has an environment of its own: `make test-detection`")
     return lines
 
 
 def pytest_collection_modifyitems(config, items):
-    left_out = [] if _IS_FULL else [item for item in items if item.get_closest_marker("full")]
+    if _FULL not in ("", "only"):
+        return
+    is_wanted = _FULL == "only"
+    left_out = [i for i in items if (i.get_closest_marker("full") is not None) != is_wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -92,6 +98,26 @@ def pytest_itemcollected(item):
         kind = folder if folder in ("cli", "recipes") else "commands"
         kind = "pool" if "pool" in item.fixturenames else kind
         item.add_marker(pytest.mark.xdist_group(kind))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Write how long every test took, and show where the time went."""
+    seconds = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration") and getattr(report, "nodeid", ""):
+                seconds[report.nodeid] += report.duration
+    folders = collections.Counter()
+    for name, took in seconds.items():
+        folders["/".join(name.split("/")[:2])] += took
+    of = "".join(
+        f"-{part}" for part in (_FULL, "detection" * bool(find_spec("ultralytics"))) if part
+    )
+    file = _HERE.parent / "build" / f"test-times{of}.tsv"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{took:.2f}\t{name}\n" for name, took in seconds.most_common()))
+    shown = ", ".join(f"{name} {took:.0f} s" for name, took in folders.most_common(8))
+    terminalreporter.write_line(f"time by folder: {shown}; every test: {file.name} in build/")
 
 
 @pytest.fixture(scope="session")

@@ -144,3 +144,10 @@ def test_files_that_texts_name_are_there():
                 if not text or (last and not re.search(rf"\b(def|class) {last}\b", text)):
                     wrong.append(f"{path.relative_to(ROOT)}:{number}: {name} {inside}")
     assert not wrong, "\n".join(["files that are not there:", *wrong])
+
+
+def test_unit_tests_follow_the_source_folder_by_folder():
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+    lost = sorted(str(folder) for folder in folders if not (PACKAGE / folder).is_dir())
+    assert not lost, f"folders of tests/unit that src/phalanx does not have: {', '.join(lost)}"

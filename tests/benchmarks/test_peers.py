@@ -12,7 +12,7 @@ import torch
 from phalanx.recipe.loading import load_recipe
 from tests.fixtures.scripts import beside
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
 ABOUT = {
     "date": "2026-11-15 10:00 UTC", "machine": "NVIDIA H200", "cores": 16, "python": "3.12",
     "torch": "2.11", "commit": "abc", "command": "python run_gpu.py",

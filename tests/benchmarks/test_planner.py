@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from phalanx.engine.data.micro_batches import choose_fetch
 from phalanx.recipe.loading import load_recipe
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "planner"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "planner"
 
 IMAGE = {"size": 32, "classes": 5, "width": 8, "depths": [1, 1, 1, 1]}
 TEXT = {"symbols": 19, "length": 8, "width": 16, "heads": 2, "depth": 2}
