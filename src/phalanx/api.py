@@ -18,7 +18,8 @@ from phalanx.output.progress import RunView
 from phalanx.output.script_view import ScriptView
 from phalanx.output.script_view import show_end as show_script_end
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.prepare import Source, other_machine
+from phalanx.prepare.job import Source
+from phalanx.prepare.plan import other_machine
 from phalanx.run.directory import find_run
 from phalanx.scripts.request import ScriptRequest, prepare_script
 from phalanx.verbs.bench import Bench

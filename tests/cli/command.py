@@ -43,5 +43,5 @@ def pretend_machine(monkeypatch, name):
     """Let `plan` and `train` find the machine of a fixture instead of this one."""
     machine = fixture_machine(name)
     # By its module: as an attribute of the package `launch` may be the function by then.
-    prepare = importlib.import_module("phalanx.prepare.prepare")
+    prepare = importlib.import_module("phalanx.prepare.plan")
     monkeypatch.setattr(prepare, "probe_machine", lambda *a, **k: machine)

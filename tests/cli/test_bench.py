@@ -21,7 +21,7 @@ def _own_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     machine = fixture_machine("cpu")
     two_cores = replace(machine, cpu=replace(machine.cpu, usable_cores=2))
-    monkeypatch.setattr("phalanx.prepare.prepare.probe_machine", lambda *a, **k: two_cores)
+    monkeypatch.setattr("phalanx.prepare.plan.probe_machine", lambda *a, **k: two_cores)
 
 
 def kept():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phalanx.engine.rank.bench import measure_job_here
-from phalanx.prepare.prepare import prepare
+from phalanx.prepare.plan import prepare
 from tests.gpu.test_strategies import LEARNERS
 from tests.ranks.command import phalanx
 

@@ -14,7 +14,8 @@ from phalanx.job import load_job
 from phalanx.machine import Machine
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.solve import solve_plan
-from phalanx.prepare.prepare import Prepared, open_run
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 from phalanx.tracing.trace import trace_recipe

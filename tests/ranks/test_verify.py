@@ -16,7 +16,8 @@ from phalanx.errors import UserError
 from phalanx.job import load_job
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.verify_plans import comparable_sides
-from phalanx.prepare.prepare import Prepared, open_run
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
 from phalanx.tracing.trace import trace_recipe

@@ -54,7 +54,7 @@ def plan(
     from phalanx.output.plan import show_plan
     from phalanx.output.sweep import show_sweep
     from phalanx.output.why import show_why
-    from phalanx.prepare.prepare import other_machine
+    from phalanx.prepare.plan import other_machine
     from phalanx.verbs.plan import cost_of, ranks_table
     from phalanx.verbs.plan import plan as plan_job
 

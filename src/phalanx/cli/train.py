@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from phalanx.output.progress import RunView
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.launcher import Launcher
-    from phalanx.prepare.prepare import Prepared
+    from phalanx.prepare.plan import Prepared
     from phalanx.verbs.train import RunFigures
 
 
@@ -119,7 +119,7 @@ def train(
         return in_background(do) if detach and not dry_run else do()
     from phalanx.places.nodes.join import job_facts, join_nodes
     from phalanx.places.nodes.leader import Nodes
-    from phalanx.prepare.prepare import read_job
+    from phalanx.prepare.job import read_job
 
     read = read_job(job, overrides, resume, nodes=asked.nodes)
     met = join_nodes(asked, Path(read.output), job_facts(read), tell)

@@ -8,7 +8,7 @@ from phalanx.errors import format_bytes, format_seconds
 from phalanx.machine.environment import show_variables
 from phalanx.output import console
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.prepare import Prepared
+from phalanx.prepare.plan import Prepared
 from phalanx.verbs.plan import cost_of, ranks_table
 
 _TITLES = {

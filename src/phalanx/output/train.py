@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phalanx.errors import format_seconds
 from phalanx.output import console
-from phalanx.prepare.prepare import Prepared
+from phalanx.prepare.plan import Prepared
 from phalanx.recipe.loading import builtin_recipes
 from phalanx.verbs.train import Result
 

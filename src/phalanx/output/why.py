@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.prepare.prepare import Prepared
+    from phalanx.prepare.plan import Prepared
 
 
 def show_why(prepared: Prepared, key: str, *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ from phalanx.supervise.signals import hearing_stops
 if TYPE_CHECKING:  # a command that is not under torchrun waits for none of these
     from phalanx.job.schema import Job
     from phalanx.machine import Machine
-    from phalanx.prepare.prepare import Prepared
+    from phalanx.prepare.plan import Prepared
 
 _POLL_S = 0.1
 _OTHERS_S = 60.0  # the first rank is done: the others have only to say so

@@ -15,7 +15,7 @@ from phalanx.errors import Finding, UserError
 from phalanx.job import Override, load_job
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.prepare import resolve_source
+from phalanx.prepare.job import resolve_source
 from phalanx.recipe.loading import absolute_spec, recipe_file, recipe_fingerprint
 from phalanx.run.checkpoints import (
     EMA_FILE,

@@ -16,8 +16,10 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.time.bench_points import Measured, choose_micro_batches, plan_at
 from phalanx.planner.time.bottleneck import Bottleneck, find_bottleneck, throughput
 from phalanx.prepare.calibrations import store_calibration
+from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Prepared, Source, open_run, prepare
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
 from phalanx.run.events import Event
 from phalanx.supervise.hang import HangWatch

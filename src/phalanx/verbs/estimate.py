@@ -14,7 +14,8 @@ from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.schema.trace import EAGER, Trace
 from phalanx.planner.solve import solve_plan
-from phalanx.prepare.prepare import Prepared, Source, prepare
+from phalanx.prepare.job import Source
+from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.trace import AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
 

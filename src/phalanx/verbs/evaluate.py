@@ -15,7 +15,8 @@ from phalanx.job.schema import Hang, Job
 from phalanx.machine import Machine
 from phalanx.planner.evaluation_plan import devices_here, plan_evaluation
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Prepared, open_run, prepare
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
 from phalanx.prepare.trace import trace_recipe
 from phalanx.prepare.trained_model import Trained, find_trained

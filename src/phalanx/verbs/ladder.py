@@ -18,8 +18,10 @@ from phalanx.job.source.value_types import Interval
 from phalanx.planner.schema.plan import Decision
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.verify_plans import devices_for
+from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Prepared, Source, open_run
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
 from phalanx.run.events import Event
 from phalanx.supervise.hang import HangWatch

@@ -8,7 +8,8 @@ from phalanx.job import Override
 from phalanx.machine import Machine
 from phalanx.planner.scaling import RanksRow, counts_of, scaling_table
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.prepare import Prepared, Source, prepare
+from phalanx.prepare.job import Source
+from phalanx.prepare.plan import Prepared, prepare
 
 
 def plan(

@@ -14,7 +14,8 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.verify_plans import Side
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Prepared, open_run
+from phalanx.prepare.open_run import open_run
+from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event

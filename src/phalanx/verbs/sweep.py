@@ -12,7 +12,8 @@ from phalanx.job import Override
 from phalanx.machine import Machine
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.schema.trace import EAGER
-from phalanx.prepare.prepare import Prepared, Source, other_machine, prepare
+from phalanx.prepare.job import Source
+from phalanx.prepare.plan import Prepared, other_machine, prepare
 from phalanx.prepare.trace import Answer, AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
 

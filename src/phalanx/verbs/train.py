@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # torch is imported by the launcher before these are imported
     from phalanx.places.nodes.meeting_terms import Met
     from phalanx.places.torchrun import Torchrun
     from phalanx.planner.schema.plan import Plan
-    from phalanx.prepare.prepare import Prepared, Source
+    from phalanx.prepare.job import Source
+    from phalanx.prepare.plan import Prepared
     from phalanx.supervise.place import Place
 
 
@@ -130,7 +131,7 @@ def train(
         if torchrun is None and nodes is None and resume is None and not is_dry_run:
             with suppress(LauncherError):  # reported when ranks are requested
                 launcher.start(early_variables())
-        from phalanx.prepare.prepare import prepare
+        from phalanx.prepare.plan import prepare
 
         one, many = (
             "looking at the machine and the recipe",
@@ -180,7 +181,7 @@ def run_prepared(
 ) -> Result:
     """Open the run directory and run it to its end. A cached plan that turns out to be outdated is
     made again, in the same run directory."""
-    from phalanx.prepare.prepare import open_run
+    from phalanx.prepare.open_run import open_run
     from phalanx.supervise.hang import watch_for
     from phalanx.supervise.sinks import sinks_of
     from phalanx.supervise.supervisor import Supervisor
@@ -235,7 +236,7 @@ def _place(prepared: Prepared, launcher: Launcher, nodes: Nodes | None) -> Place
     if nodes is None:
         return None
     from phalanx.places.nodes.place import NodesPlace
-    from phalanx.prepare.prepare import replanned
+    from phalanx.prepare.open_run import replanned
 
     return NodesPlace(nodes, launcher, prepared.job.devices, partial(replanned, prepared))
 

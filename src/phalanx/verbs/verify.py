@@ -25,8 +25,9 @@ from phalanx.planner.schema.plan import Plan
 from phalanx.planner.schema.trace import Trace
 from phalanx.planner.trace_precisions import wanted_precisions
 from phalanx.planner.verify_plans import Side, comparable_sides, devices_for, planned_sides
+from phalanx.prepare.job import Source, resolve_source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.prepare import Prepared, Source, prepare, resolve_source
+from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import run_folder
 from phalanx.prepare.trace import AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering

@@ -13,7 +13,7 @@ from phalanx.places.remote.checks import Examination, examine
 from phalanx.places.remote.request import make_request, missing_findings, project_of
 from phalanx.places.remote.ssh import Connection
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.prepare import prepare
+from phalanx.prepare.plan import prepare
 
 
 def check_job_there(

@@ -15,7 +15,7 @@ from phalanx.job import LoadedJob, Override, check_job, load_job, parse_override
 from phalanx.job.keys import known_key
 from phalanx.places.slurm import checks as slurm_checks
 from phalanx.places.slurm.job import TASK, SlurmRequest, batch_script, train_words
-from phalanx.prepare.prepare import nothing_to_train, resolve_source
+from phalanx.prepare.job import nothing_to_train, resolve_source
 from phalanx.recipe.loading import builtin_recipes
 from phalanx.scripts.environment import read_accelerate
 from phalanx.scripts.request import ScriptRequest, check_script

@@ -5,22 +5,17 @@ Each stage reports all its problems at once, and nothing is created before all h
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import yaml
-
-from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of
+from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
-from phalanx.job.editor import with_editor_line
 from phalanx.job.schema import Job
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.machine.calibration import Calibration
@@ -32,23 +27,24 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace_precisions import wanted_on, wanted_precisions
 from phalanx.prepare.calibrations import find_calibration
 from phalanx.prepare.compile_cache import early_variables
+from phalanx.prepare.job import (
+    Source,
+    absolute_paths,
+    raise_if_errors,
+    resolve_source,
+    what_to_train,
+)
 from phalanx.prepare.launcher import Launcher, LauncherError
 from phalanx.prepare.resume_target import Continued
 from phalanx.prepare.torch_facts import AskTorch, remembering_torch
 from phalanx.prepare.trace import AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
 from phalanx.prepare.validated_before import recall_comparison
-from phalanx.recipe.loading import absolute_spec, builtin_recipes
+from phalanx.recipe.loading import builtin_recipes
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import (
     RunDirectory,
-    create_run_directory,
-    record_source,
-    write_atomic,
 )
-from phalanx.run.lock import lock_run
-
-Source = str | Path | Mapping[str, Any] | Job
 
 
 class Gather(Protocol):
@@ -56,8 +52,6 @@ class Gather(Protocol):
 
     def __call__(self, mine: Machine, *, on_cpu: bool) -> Machine: ...
 
-
-_BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
 
 _ABOUT_THIS_MACHINE = ("deepspeed-missing",)  # of a job's Findings, what is installed here
 
@@ -105,13 +99,13 @@ def prepare(
     recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
     of which there are `nodes` in all; `say` is told what the recipe reports on its way."""
     continued = Continued.find(resume, overrides) if resume is not None else None
-    source, overrides = _what_to_train(source, overrides, continued)
+    source, overrides = what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
     problems = check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes)
     if is_elsewhere:
         problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
-    _raise_if_errors(problems)
-    job = loaded.job.model_copy(update=_absolute(loaded.job))
+    raise_if_errors(problems)
+    job = loaded.job.model_copy(update=absolute_paths(loaded.job))
     if launcher is not None:
         with suppress(LauncherError):  # said when ranks are asked for
             known = continued.plan.worker_env if continued is not None else {}
@@ -133,7 +127,7 @@ def prepare(
         job = adapt(job, machine)
         loaded = replace(loaded, job=job)
     findings = [*problems, *found, *_judge_gpus(loaded, machine, is_elsewhere=is_elsewhere)]
-    _raise_if_errors(findings)
+    raise_if_errors(findings)
     if trace is None:
         raise UserError(findings)
     findings += _about_weights(trace, is_needed=launcher is not None)
@@ -149,7 +143,7 @@ def prepare(
     if continued is not None:
         findings += resume_findings(continued.plan, plan, accept_changes=accept_changes)
         plan = continued.adopt(plan)
-    _raise_if_errors(findings)
+    raise_if_errors(findings)
     run = continued.run if continued else None
     prepared = Prepared(job, machine, trace, plan, findings, run, is_elsewhere, calibration)
     if launcher is None or all(finding.slug != "trace-remembered" for finding in findings):
@@ -169,95 +163,9 @@ def prepare(
     )
 
 
-def read_job(
-    source: Source | None,
-    overrides: Sequence[Override | str],
-    resume: str | None,
-    *,
-    nodes: int,
-) -> Job:
-    """The job as `prepare` will see it, judged by itself: what nodes compare when they meet."""
-    continued = Continued.find(resume, overrides) if resume is not None else None
-    source, overrides = _what_to_train(source, overrides, continued)
-    loaded = load_job(resolve_source(source), overrides)
-    _raise_if_errors(check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes))
-    return loaded.job.model_copy(update=_absolute(loaded.job))
-
-
-def _what_to_train(
-    source: Source | None, overrides: Sequence[Override | str], continued: Continued | None
-) -> tuple[Source, Sequence[Override | str]]:
-    if source is not None:
-        return source, overrides
-    if continued is None:
-        raise UserError(nothing_to_train())
-    # A limit of one session is no wish of the next one, and another run needs another name.
-    dropped = ["stop_after"] if continued.run is not None else ["stop_after", "name"]
-    overrides = [*(Override(key, None, "--resume") for key in dropped), *overrides]
-    return continued.job_file, overrides
-
-
 def other_machine(text: str | None) -> Machine | None:
     """The machine to plan for instead of this one; None for this one."""
     return None if text is None or text.strip() == "this" else parse_machine(text)
-
-
-@contextmanager
-def open_run(
-    prepared: Prepared, *, tell: Callable[[Finding], None] = lambda finding: None
-) -> Iterator[RunDirectory]:
-    """Make the run directory, or write the next plan revision into the one that continues, and
-    hold it: a second process that wants the same run waits or is refused before it changes
-    anything; `tell` hears for whom it waits."""
-    _refuse_elsewhere(prepared)
-    run = prepared.run
-    if run is None:
-        run = create_run_directory(
-            Path(prepared.job.output), prepared.job.name, prepared.job.recipe
-        )
-        write_atomic(run.source_file, json.dumps(record_source(sys.argv), indent=2))
-    with lock_run(run, command=sys.argv, tell=tell):
-        job = prepared.job.model_dump(mode="json", exclude_unset=True)
-        text = with_editor_line(yaml.safe_dump(job, sort_keys=False))
-        write_atomic(run.job_file, text)
-        write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
-        run.write_plan(prepared.plan.to_json())
-        yield run
-
-
-def resolve_source(source: Source) -> Path | Mapping[str, Any]:
-    """A job file, or the values of a job, from whatever the user gave."""
-    if isinstance(source, Job):
-        return source.model_dump(mode="json", exclude_unset=True)
-    if isinstance(source, Mapping):
-        return source
-    text = str(source)
-    builtin = builtin_recipes()
-    if text in builtin:
-        return builtin[text] / "job.yaml"
-    file = text.rpartition(":")[0]
-    if file.endswith(".py"):
-        return {"recipe": text}
-    if not _BARE_NAME.fullmatch(text) or Path(text).exists():
-        return Path(text)
-    raise UserError(
-        Finding(
-            slug="unknown-job",
-            what=f"`{text}` is neither a job file nor a recipe{did_you_mean(text, builtin)}",
-            why=f"no such file here; recipes: {', '.join(builtin)}",
-            fix="phalanx train digits",
-        )
-    )
-
-
-def _absolute(job: Job) -> dict[str, Any]:
-    """Paths of a job that must mean the same from another folder, on resume or in a rank."""
-    found: dict[str, Any] = {"recipe": absolute_spec(job.recipe)}
-    if job.init_from is not None:
-        given = Path(job.init_from)
-        path = given if given.exists() else Path(job.output) / given
-        found["init_from"] = str(path.resolve())
-    return found
 
 
 def _look(
@@ -293,30 +201,6 @@ def _look(
     return machine, trace, [*findings, *_relevant(check_machine(machine))]
 
 
-def _refuse_elsewhere(prepared: Prepared) -> None:
-    machine = prepared.machine
-    if machine.nodes > 1 and not machine.hosts:
-        raise UserError(
-            Finding(
-                slug="several-nodes",
-                what=f"the plan is for {machine.nodes} nodes that have not met",
-                why=f"the machine is `{machine.title}`, with {prepared.plan.ranks.value} ranks in "
-                "all; it was described, not asked",
-                fix=f"on every node: phalanx train JOB --nodes {machine.nodes} --rendezvous "
-                "HOST:29500",
-            )
-        )
-    if prepared.is_elsewhere:
-        raise UserError(
-            Finding(
-                slug="other-machine",
-                what=f"the plan is for `{machine.title}`, which is not this machine",
-                why="it was made for a machine that was described, not for what is here",
-                fix="phalanx train without a machine plans for the one at hand",
-            )
-        )
-
-
 def _judge_gpus(loaded: LoadedJob, machine: Machine, *, is_elsewhere: bool) -> list[Finding]:
     ids = [gpu.cuda_index for gpu in machine.visible_gpus if gpu.cuda_index is not None]
     return gpu_findings(
@@ -336,30 +220,6 @@ def _about_weights(trace: Trace, *, is_needed: bool) -> list[Finding]:
     """Pretrained weights that are not there: whoever only plans can do without."""
     findings = [Finding.from_json(record) for record in trace.weights_findings]
     if is_needed:
-        _raise_if_errors(findings)
+        raise_if_errors(findings)
         return findings
     return [replace(f, severity="warning") if f.severity == "error" else f for f in findings]
-
-
-def _raise_if_errors(findings: list[Finding]) -> None:
-    if errors_of(findings):
-        raise UserError(findings)
-
-
-def nothing_to_train() -> Finding:
-    """Said when neither a job nor a run was named."""
-    return Finding(
-        slug="no-job",
-        what="no job was given",
-        why="`train`, `plan` and `verify` take a job file or a recipe; `train` also `--resume RUN`",
-        fix="phalanx train digits",
-    )
-
-
-def replanned(prepared: Prepared, machine: Machine, plan: Plan) -> Plan:
-    """The plan of a run that goes on with another machine: fewer nodes. Raises UserError when there
-    is none."""
-    new, findings = solve_plan(prepared.job, machine, prepared.trace, previous=plan)
-    findings += resume_findings(plan, new, accept_changes=False)
-    _raise_if_errors(findings)
-    return replace(new, resume_from=plan.resume_from)

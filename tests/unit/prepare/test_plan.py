@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.errors import UserError
 from phalanx.machine import Machine
-from phalanx.prepare.prepare import prepare
+from phalanx.prepare.plan import prepare
 from phalanx.tracing.trace import trace_recipe
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
