@@ -6,9 +6,10 @@ from pathlib import Path
 
 import phalanx
 from phalanx.errors import Finding
-from phalanx.run.events import EventWriter
 from tests.cli.command import run_cli
+from tests.fixtures.recorded import RecordedWriter
 from tests.unit.diagnose.run_folders import died, folder, steps, traceback
+from tests.unit.watch.run_folder import whole_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-0.1"
 MISSING = "ModuleNotFoundError: No module named 'timm'"
@@ -36,7 +37,7 @@ def test_json_has_a_version_and_every_part(tmp_path):
     assert code == 1
     assert list(answer) == [
         *("schema_version", "run", "kind", "status", "step", "saved_step", "cause", "verdict"),
-        *("fix", "death", "earlier", "findings", "speed"),
+        *("fix", "death", "earlier", "findings", "speed", "evaluated"),
     ]
     assert answer["schema_version"] == 1
     assert (answer["kind"], answer["status"], answer["cause"]) == ("launch", "failed", "unknown")
@@ -67,7 +68,7 @@ def test_a_run_that_got_over_a_death_says_so(tmp_path):
 def test_a_slow_run_exits_0_and_says_why(tmp_path):
     run = folder(tmp_path, is_script=False, plan={"workers": 2, "ranks": 1})
     steps(run, [1.0] * 10, samples_per_s=50.0, data_wait=0.5)
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     events.write("outcome", status="finished", step=10, reason="", findings=[], exit_code=0)
     events.close()
     code, out, _ = run_cli("doctor", str(run.path))
@@ -80,7 +81,7 @@ def test_what_is_only_expected_is_a_note_and_no_verdict(tmp_path):
     forecast = {"samples_per_s": 100.0, "step_s": 1.0, "spread": 0.1}
     run.plan_file.write_text(json.dumps({"revision": 0, "forecast": forecast}))
     steps(run, [1.0] * 10, samples_per_s=40.0, data_wait=0.0)
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     events.write("outcome", status="finished", step=10, reason="", findings=[], exit_code=0)
     events.close()
     code, out, err = run_cli("doctor", str(run.path))
@@ -91,7 +92,7 @@ def test_what_is_only_expected_is_a_note_and_no_verdict(tmp_path):
 def test_what_the_command_found_by_other_means_is_the_verdict(tmp_path):
     run = folder(tmp_path, is_script=False)
     finding = Finding(slug="does-not-fit", what="one sample does not fit", why="x", fix="a smaller")
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     events.write("attempt", ranks=1)
     events.write("death", rank=0, exit_code=1, was_ended=False, oom_kills=0)
     events.write(
@@ -105,7 +106,7 @@ def test_what_the_command_found_by_other_means_is_the_verdict(tmp_path):
 
 def test_a_command_that_was_killed_left_no_word(tmp_path):
     run = folder(tmp_path, is_script=False, command=("phalanx", "train", "job.yaml"))
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     events.write("attempt", ranks=1)
     events.close()
     code, out, _ = run_cli("doctor", str(run.path))
@@ -124,3 +125,14 @@ def test_no_run_is_a_finding(tmp_path, monkeypatch):
     code, _, err = run_cli("doctor")
     assert code == 2
     assert "error[no-run]" in err
+
+
+def test_what_was_evaluated_is_told(tmp_path):
+    run = whole_run(tmp_path)
+    run.evaluated(40.0, 0.5)
+    run.evaluated(41.0, 0.75)
+    run.evaluated(42.0, 0.25, benchmark="marks")
+    code, out, _ = run_cli("doctor", str(run.run.path))
+    assert code == 0
+    lines = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("evaluated")]
+    assert lines == ["test split: accuracy 0.75", "marks: accuracy 0.25"], "the newest of each"

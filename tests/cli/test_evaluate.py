@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from phalanx.errors import UserError
 from phalanx.prepare.trained_model import find_trained
@@ -22,7 +23,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "run-0.1"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train_digits(tmp_path_factory.mktemp("runs"))
+    return train_digits(tmp_path_factory.mktemp("runs"), logging={"every": 1})
 
 
 def recorded(run, step):
@@ -50,6 +51,13 @@ def test_a_run_gives_what_training_recorded_to_the_bit(trained):
     assert event.data["metrics"] == recorded(trained, 23)
     assert event.data["file"] == "checkpoints/checkpoint-23/ema/model.safetensors"
     assert (event.data["samples"], event.data["is_same"]) == (360, True)
+    told = json.loads(run_cli("watch", str(trained.path), "--json").out)
+    assert [found["metrics"] for found in told["evaluations"]] == [event.data["metrics"]]
+    board = EventAccumulator(str(trained.tensorboard))
+    board.Reload()
+    (point,) = board.Scalars("evaluated/accuracy")
+    accuracy = pytest.approx(event.data["metrics"]["accuracy"])
+    assert (point.step, point.value) == (23, accuracy)
 
 
 @pytest.mark.ranks

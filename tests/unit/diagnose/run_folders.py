@@ -1,10 +1,12 @@
-"""Run directories as dead runs leave them, written by hand."""
+"""Run directories as dead runs leave them: events as the product writes them, with values of their
+own."""
 
 import json
 
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import EventWriter
+from phalanx.run.events import Event
+from tests.fixtures.recorded import RecordedWriter, as_written
 
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/home/u/train.py", line 7, in main\n'
@@ -38,7 +40,7 @@ def died(path, logs, codes=None, *, attempt=0, world=2, is_script=True, status="
     """A run whose ranks printed `logs` and ended with `codes`: by rank, in the order of death."""
     run = folder(path, is_script=is_script, **more)
     codes = {0: 1} if codes is None else codes
-    events = EventWriter(run.events, "supervisor", attempt=attempt)
+    events = RecordedWriter(run.events, "supervisor", attempt=attempt)
     events.write("attempt", ranks=max(len(logs), len(codes), world))
     for rank, text in logs.items():
         with run.log_file(rank).open("a") as log:
@@ -54,7 +56,7 @@ def died(path, logs, codes=None, *, attempt=0, world=2, is_script=True, status="
 def failed_rank(run, rank, error, *, phase="step", step=3, slug="rank-crashed", attempt=0):
     """What a rank of a job writes when it fails, events and log."""
     finding = Finding(slug=slug, what=f"rank {rank} failed: {error}", why="there", fix="so")
-    events = EventWriter(run.events, f"rank-{rank}", attempt=attempt)
+    events = RecordedWriter(run.events, f"rank-{rank}", attempt=attempt)
     events.write(
         "outcome",
         status="failed",
@@ -75,7 +77,6 @@ def steps(run, losses, **values):
     path = run.events / "rank-0.jsonl"
     with path.open("a") as file:
         for number, loss in enumerate(losses, 1):
-            record = {"v": 1, "t": 1000.0 + number, "kind": "step", "writer": "rank-0"}
             given = {n: v(number) if callable(v) else v for n, v in values.items()}
-            record |= {"attempt": 0, "step": number, "loss": loss, "terms": {}, **given}
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            data = as_written("step", "rank-0", step=number, loss=loss, **given)
+            file.write(Event("step", 1000.0 + number, "rank-0", 0, data).to_line())

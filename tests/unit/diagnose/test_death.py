@@ -1,13 +1,11 @@
 """Who failed first, and why: of several ranks, of several attempts, with and without a word."""
 
-import json
-
 import pytest
 
 from phalanx.diagnose.death import UNKNOWN, explain_end, find_death
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import Finding
-from phalanx.run.events import EventWriter
+from tests.fixtures.recorded import RecordedWriter
 from tests.unit.diagnose.run_folders import died, failed_rank, folder, traceback
 
 RESET = (
@@ -106,7 +104,7 @@ def test_an_exception_that_was_caught_before_is_not_the_cause(tmp_path):
 
 def test_the_kernel_ended_it_when_it_counted_a_kill(tmp_path):
     run = folder(tmp_path)
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     events.write("attempt", ranks=1)
     events.write("death", rank=0, exit_code=-9, was_ended=False, oom_kills=2)
     events.close()
@@ -201,16 +199,12 @@ def test_a_damaged_run_directory_is_read_as_far_as_it_goes(tmp_path):
 
 
 def hung(run, **changes):
-    """What the supervisor writes when a group hangs: not by its writer, which knows the fields of
-    its own version only."""
-    record = {
-        **{"v": 1, "t": 2e9, "kind": "hang", "writer": "supervisor", "attempt": 0, "rank": 1},
-        **{"because": "the others wait for it inside an exchange, it is not in one", "part": "x"},
-        **{"phase": "step", "step": 7, "line": "recipe.py:83 in loss", "silent_s": 61.0},
-        **{"place": "step 8", "limit_s": 60.0, "file": "/elsewhere/logs/hang-0.txt", **changes},
-    }
-    with (run.events / "supervisor.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    """What the supervisor writes when a group hangs."""
+    line, file = "recipe.py:83 in loss", "/elsewhere/logs/hang-0.txt"
+    figures = {"rank": 1, "step": 7, "silent_s": 61.0, "limit_s": 60.0, "place": "step 8"}
+    events = RecordedWriter(run.events, "supervisor")
+    events.write("hang", **{**figures, "phase": "step", "line": line, "file": file, **changes})
+    events.close()
     (run.logs / "hang-0.txt").write_text(
         "rank 0: backward of step 8, silent for 61.0 s\n  state of its process: S\n\n"
         'rank 1: forward of step 8, silent for 61.2 s\n  state of its process: R\n\n  File "a"\n'

@@ -9,7 +9,7 @@ import pytest
 from phalanx.diagnose.curves import judge_curves
 from phalanx.diagnose.scene import Scene
 from phalanx.diagnose.slow import judge_speed
-from phalanx.run.events import EventWriter
+from tests.fixtures.recorded import RecordedWriter
 from tests.unit.diagnose.run_folders import folder, steps
 
 PLAN = {"ranks": 2, "workers": 2, "micro_batch_size": 8, "lr": 0.01, "samples_per_s": 100.0}
@@ -31,7 +31,7 @@ def slugs(found):
 
 def use(run, samples, count=6, **same):
     """`usage` events of each rank."""
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     for _ in range(count):
         for rank, sample in enumerate(samples):
             events.write("usage", rank=rank, step=1, memory_bytes=1, **same, **sample)
@@ -128,7 +128,7 @@ def test_links_that_nccl_cannot_use_are_a_note(run):
 
 
 def test_a_straggler_that_was_found_on_the_way_is_said_again(run):
-    events = EventWriter(run.events, "supervisor")
+    events = RecordedWriter(run.events, "supervisor")
     record = {"slug": "straggler", "what": "rank 1 is slow", "why": "3x", "fix": "x"}
     events.write("finding", finding={**record, "severity": "warning"})
     events.close()
@@ -171,10 +171,10 @@ def test_a_few_overflows_in_the_beginning_are_in_order(run):
 
 def test_steps_that_changed_nothing_are_counted(run):
     steps(run, falling())
-    with (run.events / "rank-0.jsonl").open("a") as file:
-        for step in (7, 9):
-            record = {"v": 1, "t": 1.0, "kind": "skipped", "writer": "rank-0", "step": step}
-            file.write(json.dumps({**record, "ids": [4, 17]}) + "\n")
+    events = RecordedWriter(run.events, "rank-0")
+    for step in (7, 9):
+        events.write("skipped", step=step, ids=[4, 17])
+    events.close()
     (found,) = judge_curves(Scene(run))
     assert found.slug == "steps-skipped"
     assert "2 steps" in found.what and "step 9" in found.what and "17" in found.why

@@ -10,6 +10,7 @@ from phalanx.planner.revise import ALLOCATOR_VARIABLE, GROWING_SEGMENTS
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.run.events import Event
 from phalanx.supervise.recovery import does_not_fit, find_memory_failure, revise_plan
+from tests.fixtures.recorded import as_written
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run-0.1" / "plan.json"
 MIB = 2**20
@@ -31,20 +32,13 @@ def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB, time_s=1.0, rank=1):
         "total_bytes": 1000 * MIB,
         "idle_bytes": idle,
     }
-    data = {
-        "status": "failed",
-        "step": 3,
-        "phase": phase,
-        "memory": memory,
-        "reason": "rank 1 ran out of memory",
-        "findings": [],
-        "exit_code": 1,
-    }
-    return Event("outcome", time_s, f"rank-{rank}", 0, data)
+    data = as_written("outcome", f"rank-{rank}", status="failed", phase=phase, memory=memory)
+    return Event("outcome", time_s, f"rank-{rank}", 0, {**data, "step": 3, "findings": []})
 
 
 def test_out_of_memory_wins_over_peers_that_ended_earlier():
-    peer = Event("outcome", 0.5, "rank-0", 0, {"status": "failed", "memory": None})
+    lost = as_written("outcome", "rank-0", status="failed", memory=None)
+    peer = Event("outcome", 0.5, "rank-0", 0, lost)
     old = Event("outcome", 0.1, "rank-0", 0, {"status": "failed"})  # of an earlier version
     first, second = failure(time_s=1.0), failure(time_s=2.0, rank=2)
     assert find_memory_failure([old, peer, second, first]) is first

@@ -1,4 +1,5 @@
-"""Run directories made by hand, as runs of every kind leave them."""
+"""Run directories as runs of every kind leave them: events as the product writes them, with other
+values."""
 
 import json
 import math
@@ -9,9 +10,10 @@ import numpy as np
 
 from phalanx.recipe.films import encode_film
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
+from phalanx.run.events import EVALUATOR, Event
 from phalanx.run.lock import this_process
 from phalanx.run.media import write_media
+from tests.fixtures.recorded import as_written
 
 BEGAN = 1_800_000_000.0
 PARTS = ["none", "data", "agree", "forward", "backward", "update", "read"]
@@ -57,8 +59,8 @@ class Run:
             self.run.launch_file.write_text(json.dumps({"command": command}))
 
     def write(self, kind, time_s, writer="supervisor", attempt=0, **data):
-        line = Event(kind, BEGAN + time_s, writer, attempt, data).to_line()
-        self.append(writer, line)
+        data = as_written(kind, writer, **data)
+        self.append(writer, Event(kind, BEGAN + time_s, writer, attempt, data).to_line())
 
     def append(self, writer, text):
         with (self.run.events / f"{writer}.jsonl").open("a") as file:
@@ -149,7 +151,11 @@ class Run:
         """As if this process trained in it."""
         (self.run.path / ".lock").write_text(json.dumps(asdict(this_process())))
 
-    def film(self, step):
+    def evaluated(self, time_s, value=0.99, **changes):
+        """As `phalanx evaluate` leaves it."""
+        self.write("evaluated", time_s, EVALUATOR, step=100, metrics={"accuracy": value}, **changes)
+
+    def film(self, step, writer="rank-0", time_s=9.0):
         """Two seconds of a bar that moves."""
         frames = np.zeros((60, 64, 96, 3), np.uint8)
         for number, frame in enumerate(frames):
@@ -157,7 +163,8 @@ class Run:
         file = write_media(
             self.run, step=step, name="drive", suffix=".mp4", content=encode_film(frames, fps=30)
         )
-        self.write("media", 9.0, "rank-0", step=step, name="drive", file=file, caption="c")
+        self.write("media", time_s, writer, step=step, name="drive", file=file, caption="c")
+        return file
 
     def log(self, rank, text):
         self.run.log_file(rank).write_text(text)

@@ -1,13 +1,14 @@
 """Reading event files: live, long, damaged, replaced; and never writing beside them."""
 
-import json
 import os
 
 import pytest
 
+from phalanx.run.events import Event
 from phalanx.watch import reader as reader_module
 from phalanx.watch.reader import RunReader
 from phalanx.watch.saved_states import kept
+from tests.fixtures.recorded import as_written
 from tests.unit.watch.run_folder import Run, whole_run
 
 
@@ -101,15 +102,13 @@ def long_run(tmp_path, monkeypatch):
     made.begin()
     lines = []
     for step in range(1, 3001):
-        record = {"v": 1, "t": 1e9 + step, "kind": "step", "writer": "rank-0", "attempt": 0}
-        record |= {"step": step, "epoch": 0, "loss": 99.0 if step == 1234 else 1.0, "lr": 0.1}
-        record |= {"terms": {}, "padding": "x" * 250}
-        lines.append(json.dumps(record, separators=(",", ":")))
+        loss, terms = 99.0 if step == 1234 else 1.0, {"x" * 150: 1.0}
+        data = as_written("step", "rank-0", step=step, loss=loss, terms=terms)
+        lines.append(Event("step", 1e9 + step, "rank-0", 0, data).to_line())
         if step % 500 == 0:
-            data = {"v": 1, "t": 1e9 + step, "kind": "evaluate", "writer": "rank-0", "attempt": 0}
-            data |= {"step": step, "metrics": {"accuracy": step / 3000}, "is_best": True}
-            lines.append(json.dumps(data, separators=(",", ":")))
-    made.append("rank-0", "\n".join(lines) + "\n")
+            data = as_written("evaluate", "rank-0", step=step, metrics={"accuracy": step / 3000})
+            lines.append(Event("evaluate", 1e9 + step, "rank-0", 0, data).to_line())
+    made.append("rank-0", "".join(lines))
     return made
 
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.run.events import KINDS, Event
+from phalanx.run.events import EVALUATOR, KINDS, Event
 from phalanx.watch.ranks import Rank
 from phalanx.watch.state import RunState
 from phalanx.watch.watched_run import WatchedRun
+from tests.fixtures.recorded import recorded
 from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
 
 
@@ -180,12 +181,49 @@ def test_no_event_that_parses_breaks_the_reading(kind, data, odd):
     json.dumps(state.to_json())
 
 
-def test_an_evaluation_after_the_run_is_a_note_and_no_point(tmp_path):
+def test_an_evaluation_after_the_run_is_shown_and_is_no_point_of_its_curves(tmp_path):
     made = whole_run(tmp_path)
     before = read(made).state
-    made.write("evaluate", 9000.0, "evaluate", step=100, metrics={"accuracy": 0.99}, is_best=True)
-    state = read(made).state
-    assert state.best == before.best
-    assert state.last_s == before.last_s
+    made.evaluated(9000.0)
+    made.evaluated(9100.0, 0.5, benchmark="marks", samples=None)
+    watched = read(made)
+    state = watched.state
+    assert (state.best, state.metrics) == (before.best, before.metrics)
+    assert (state.last_s, watched.elapsed_s()) == (before.last_s, 30.0)
     assert state.series["test/accuracy"].points() == before.series["test/accuracy"].points()
-    assert "evaluated: accuracy 0.99" in [note.text for note in state.notes]
+    assert state.num_damaged == 0
+    texts = [note.text for note in state.notes if note.kind == "evaluate"]
+    assert texts == [
+        "evaluated raw weights of step 100 on test split: accuracy 0.99",
+        "evaluated raw weights of step 100 on marks: accuracy 0.5",
+    ]
+    assert [(one.benchmark, one.metrics) for one in state.evaluations] == [
+        (None, {"accuracy": 0.99}),
+        ("marks", {"accuracy": 0.5}),
+    ]
+
+
+def test_films_and_samples_of_an_evaluation_are_shown_whatever_file_is_read_first(tmp_path):
+    made = whole_run(tmp_path)
+    first = made.film(100)
+    second = made.film(100, EVALUATOR, 9000.0)
+    for writer, time_s, text in ((EVALUATOR, 9000.0, "new"), ("rank-0", 20.0, "old")):
+        samples = [{"given": "1", "made": text, "wanted": "2"}]
+        made.write("samples", time_s, writer, step=100, samples=samples)
+    state = read(made).state
+    assert first != second, "the film of training is not replaced"
+    assert {media.file for media in state.media} == {first, second}
+    assert [sample["made"] for sample in state.samples] == ["new"]
+
+
+def test_every_kind_that_is_recorded_is_read_without_damage(tmp_path):
+    made = Run(tmp_path)
+    for kind, role in recorded():
+        for data in recorded()[kind, role]:
+            writer = "rank-0" if role == "rank" else role
+            made.write(kind, 1.0, writer, **data)
+    state = read(made).state
+    assert state.num_damaged == 0
+    shown = {note.kind for note in state.notes}
+    assert {"nodes", "evaluate", "export", "hang", "stop", "death", "revision"} <= shown
+    assert state.evaluations and state.media and state.samples and state.doing == ""

@@ -6,6 +6,7 @@ from phalanx.watch.differences import job_differences
 from phalanx.watch.log_text import log_names, log_text
 from phalanx.watch.plot import plot, short_number
 from phalanx.watch.prometheus import render_metrics
+from phalanx.watch.report import report
 from phalanx.watch.series import Point
 from phalanx.watch.summary import summarise
 from phalanx.watch.watched_run import WatchedRun
@@ -194,3 +195,25 @@ def test_only_so_many_runs_stay_open(tmp_path):
     for identifier in list(library.runs()):
         library.open(identifier)
     assert len(library._open) == 24
+
+
+def test_what_was_evaluated_is_on_the_page_in_prometheus_and_in_json(tmp_path):
+    made = whole_run(tmp_path)
+    made.evaluated(40.0, 0.5)
+    made.evaluated(41.0, 0.75)
+    file = made.film(100, "evaluate", 42.0)
+    one = watched(made)
+    figures = make_figures(one, Settings())
+    assert figures.tiles["test split accuracy"][0] == "0.750"
+    assert [media.file for media in figures.media] == [file]
+    assert media_file(one, 0)[1] == "video/mp4"
+    names = {series.get("name") for series in figures.timeline["series"]}
+    assert "evaluate" in names
+    text = render_metrics([summarise(made.run)], [one])
+    assert 'phalanx_run_evaluated{run="first",on="test split",metric="accuracy"} 0.75\n' in text
+    told = report(one)
+    assert [found["metrics"] for found in told["evaluations"]] == [
+        {"accuracy": 0.5},
+        {"accuracy": 0.75},
+    ]
+    assert [media["file"] for media in told["media"]] == [file]

@@ -6,36 +6,24 @@ import errno
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from phalanx.run.events import Event
+from phalanx.run.events import EVALUATOR, Event
 from phalanx.run.sinks.curves import CsvSink, TensorBoardSink, scalars
+from tests.fixtures.recorded import as_written, recorded
+
+
+def event(kind, time_s, writer="rank-0", **data):
+    return Event(kind, time_s, writer, data=as_written(kind, writer, **data))
 
 
 def step_event(step, *, time_s=1.0, **changes):
-    data = {
-        "step": step,
-        "epoch": step / 10,
-        "samples": step * 8,
-        "loss": 1 / step,
-        "terms": {"fit": 1 / step},
-        "lr": 0.1,
-        "grad_norm": 2.0,
-        "samples_per_s": 100.0,
-        "memory_bytes": 2**30,
-        "loss_scale": None,
-    }
-    return Event("step", time_s, "rank-0", data=data | changes)
+    figures = {"step": step, "loss": 1 / step, "terms": {"fit": 1 / step}, "lr": 0.1}
+    figures |= {"grad_norm": 2.0, "samples_per_s": 100.0, "memory_bytes": 2**30}
+    return event("step", time_s, **figures | changes)
 
 
 def evaluate_event(step, *, time_s=2.0, **metrics):
-    data = {
-        "step": step,
-        "epoch": step / 10,
-        "metrics": metrics or {"accuracy": step / 100},
-        "samples": 360,
-        "is_best": True,
-        "seconds": 0.1,
-    }
-    return Event("evaluate", time_s, "rank-0", data=data)
+    metrics = metrics or {"accuracy": step / 100}
+    return event("evaluate", time_s, step=step, epoch=step / 10, metrics=metrics)
 
 
 def test_scalars_of_a_step_are_named_as_curves():
@@ -54,8 +42,28 @@ def test_several_terms_are_a_curve_each_and_one_is_not():
     assert "train/fit" not in scalars(step_event(4))
 
 
+def test_what_was_evaluated_later_has_curves_of_its_own():
+    found = {"step": 7, "metrics": {"accuracy": 0.5}}
+    assert scalars(event("evaluated", 1.0, EVALUATOR, **found)) == {"evaluated/accuracy": 0.5}
+    acted = event("evaluated", 1.0, EVALUATOR, benchmark="marks", **found)
+    assert scalars(acted) == {"evaluated/marks/accuracy": 0.5}
+
+
+def test_every_recorded_event_is_taken(tmp_path):
+    sinks = TensorBoardSink(tmp_path / "board"), CsvSink(tmp_path / "results.csv")
+    for (kind, role), variants in recorded().items():
+        for data in variants:
+            for sink in sinks:
+                sink.take(Event(kind, 1.0, "rank-0" if role == "rank" else role, data=data))
+    for sink in sinks:
+        sink.close()
+    reader = EventAccumulator(str(tmp_path / "board"))
+    reader.Reload()
+    assert {"train/loss", "test/loss", "evaluated/loss"} <= set(reader.Tags()["scalars"])
+
+
 def test_other_events_have_no_curves():
-    assert scalars(Event("stop", 1.0, "rank-0", data={"reason": "x"})) == {}
+    assert scalars(event("stop", 1.0, "supervisor")) == {}
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path):
@@ -63,7 +71,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     for step in (10, 20, 30):
         sink.take(step_event(step, time_s=float(step)))
     sink.take(evaluate_event(30, accuracy=0.5, loss=1.25))
-    sink.take(Event("stop", 1.0, "rank-0", data={"reason": "x"}))
+    sink.take(event("stop", 1.0, "supervisor"))
     sink.close()
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
@@ -128,15 +136,15 @@ def test_rows_keep_to_the_header_when_the_metrics_change(tmp_path):
 def test_tensorboard_shows_samples_as_a_table_of_text(tmp_path):
     sink = TensorBoardSink(tmp_path)
     samples = [{"given": "2 + 2", "made": "f\u00fcnf", "wanted": "4"}]
-    sink.take(Event("samples", 2.0, "rank-0", data={"step": 7, "samples": samples}))
+    sink.take(event("samples", 2.0, step=7, samples=samples))
     sink.close()
     reader = EventAccumulator(str(tmp_path))
     reader.Reload()
     assert reader.SummaryMetadata("test/samples").plugin_data.plugin_name == "text"
-    (event,) = reader.Tensors("test/samples")
-    assert event.step == 7
-    assert [dim.size for dim in event.tensor_proto.tensor_shape.dim] == [2, 3]
-    cells = [cell.decode() for cell in event.tensor_proto.string_val]
+    (shown,) = reader.Tensors("test/samples")
+    assert shown.step == 7
+    assert [dim.size for dim in shown.tensor_proto.tensor_shape.dim] == [2, 3]
+    cells = [cell.decode() for cell in shown.tensor_proto.string_val]
     assert cells == ["given", "made", "wanted", "2 + 2", "f\u00fcnf", "4"]
 
 

@@ -1,0 +1,10 @@
+"""The events that tests feed to readers are those that the product writes."""
+
+from tests.fixtures.recorded import record, recorded, shapes
+
+
+def test_the_product_writes_what_is_recorded(tmp_path):
+    written = set(shapes(record(tmp_path)))
+    known = {(*key, *sorted(data)) for key, found in recorded().items() for data in found}
+    again = "python -m tests.fixtures.recorded writes the file again"
+    assert written == known, again
