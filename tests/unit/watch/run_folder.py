@@ -159,7 +159,7 @@ class Run:
         """Two seconds of a bar that moves."""
         frames = np.zeros((60, 64, 96, 3), np.uint8)
         for number, frame in enumerate(frames):
-            frame[:, number : number + 8] = 255
+            frame[:, number : number + 8] = 255 if writer == "rank-0" else 128
         file = write_media(
             self.run, step=step, name="drive", suffix=".mp4", content=encode_film(frames, fps=30)
         )
