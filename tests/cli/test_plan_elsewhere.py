@@ -10,7 +10,7 @@ import pytest
 import phalanx
 from phalanx.errors import ExitCode, UserError
 from phalanx.machine import cannot_train
-from phalanx.prepare import prepare as preparing
+from phalanx.prepare import plan as preparing
 from phalanx.prepare.trace import trace_recipe
 from phalanx.verbs import sweep as sweeping
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli

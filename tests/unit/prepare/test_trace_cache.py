@@ -12,7 +12,7 @@ import pytest
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.operators import Operator
 from phalanx.planner.schema.trace import Trace
-from phalanx.prepare import prepare as preparing
+from phalanx.prepare import plan as preparing
 from phalanx.prepare import trace as tracing
 from phalanx.prepare import trace_cache
 from phalanx.prepare.launcher import Launcher
