@@ -160,7 +160,7 @@ def test_micro_batches_are_those_that_train_plans(
 
 def test_on_gpus_they_are_those_of_the_precision_it_trains_in(make_job, make_trace, load_machine):
     place = load_machine("8xa100")
-    lines = {"fp32": [Line(0, 2 * 2**30)], "bf16": [Line(0, 2**30)]}
+    lines = {"fp32": [Line(0, 2**30)], "bf16": [Line(0, 2**29)]}
     trace = make_trace(activation_bytes=lines)
     job = make_job(devices={"gpus": [0, 1]}, global_batch_size=64, compile="off")
 
