@@ -10,7 +10,7 @@ from tests.faults.trial import HURT, done_at, findings, report, said, write_job
 from tests.ranks.command import latest, phalanx
 
 RECIPE = Path(HURT.rpartition(":")[0])
-_AFTER_S = 3
+_AFTER_S = 20  # on a busy machine a rank that computes may be silent for seconds
 _WHAT = {
     "stop": "is stopped",
     "gil": "in hold_interpreter",
@@ -39,7 +39,8 @@ _HANGS = ("stop", "gil", "loop", "threads", "deadlock", "barrier")
 @pytest.mark.parametrize(
     "deeds",
     [
-        "stop gil loop segv",
+        "loop segv",
+        pytest.param("stop gil", marks=pytest.mark.full),
         pytest.param("threads deadlock barrier abort", marks=pytest.mark.full),
     ],
 )
