@@ -39,8 +39,7 @@ _HANGS = ("stop", "gil", "loop", "threads", "deadlock", "barrier")
 @pytest.mark.parametrize(
     "deeds",
     [
-        "loop segv",
-        pytest.param("stop gil", marks=pytest.mark.full),
+        "stop gil loop segv",
         pytest.param("threads deadlock barrier abort", marks=pytest.mark.full),
     ],
 )
