@@ -19,7 +19,7 @@ DETECTION := .venv-detection
 
 help:
 	@echo "make demo    set up, check this machine, plan and train the digits recipe"
-	@echo "make test    set up, lint, run the tests (12 minutes on two cores)"
+	@echo "make test    set up, lint, run the tests"
 	@echo "make test-full   the further cases, and the detection recipe in $(DETECTION) (5.4 GB)"
 	@echo "make detection   make $(DETECTION): Ultralytics (AGPL-3.0) with the newest torch"
 	@echo "make setup   make $(VENV) with the tested versions"
@@ -117,7 +117,7 @@ $(DETECTION)/.installed: tests/recipes/detection/requirements.txt pyproject.toml
 	@touch $@
 
 test-detection: detection
-	PHALANX_FULL=1 $(DETECTION)/bin/pytest -n $(WORKERS) --dist loadgroup tests/recipes/detection
+	$(DETECTION)/bin/pytest -n $(WORKERS) --dist loadgroup tests/recipes/detection
 
 bench: peers
 	PYTHONPATH=$(CURDIR)/src $(PEERS)/bin/python benchmarks/overhead.py --epochs 4 --rounds 3 --write
