@@ -139,7 +139,7 @@ def test_a_recipe_that_is_not_here_is_said_with_what_to_bring(trained, tmp_path)
     assert slugs == ["no-run"]  # without its manifest it is no checkpoint
     from phalanx.run.checkpoints import _write_manifest
 
-    _write_manifest(folder, 46)
+    _write_manifest(folder, 46, None)
     slugs, finding = slugs_of(lambda: find_trained(str(folder), command="phalanx evaluate"))
     assert slugs == ["recipe-elsewhere"]
     assert finding.fix.endswith("--recipe FILE.py:Mine")

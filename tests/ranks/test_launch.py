@@ -209,7 +209,7 @@ elif sys.argv[1] == "pairs":
         time.sleep(0.05)
     kept = socket.create_connection(("127.0.0.1", int(file.read_text())))
 print("step 1 loss 0.5")
-time.sleep(1.5)
+time.sleep(8)  # until they are looked at, on a busy machine too
 """
 
 

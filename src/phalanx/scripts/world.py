@@ -33,12 +33,15 @@ def _family(pid: int) -> set[int]:
 
 def _find_worlds(families: list[set[int]]) -> list[list[int]] | None:
     """Ranks in groups that are connected by TCP: torch's store, gloo and the start of NCCL all keep
-    connections. None when they cannot be read."""
+    connections. None when they cannot be read, or a rank has ended."""
     ends: dict[tuple[str, int, str, int], int] = {}
     try:
         for rank, family in enumerate(families):
             for pid in family:
-                for link in psutil.Process(pid).net_connections("tcp"):
+                process = psutil.Process(pid)
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return None  # it has ended, and its connections with it
+                for link in process.net_connections("tcp"):
                     if link.raddr:
                         ends[(*_end(link.laddr), *_end(link.raddr))] = rank
     except (psutil.Error, OSError):
