@@ -18,7 +18,7 @@ from traces import read_trace
 
 from phalanx.machine import parse_machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
-from phalanx.planner.memory.budget import room_for
+from phalanx.planner.memory.budget import PROCESS_SPREAD
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.time.bench_points import job_key
 
@@ -84,7 +84,7 @@ def predict(setting, record, machine):
         job = setting.job(micro_batch).model_copy(update=asked)
         plan, _ = solve_plan(job, machine, trace)
         held = plan.process_bytes.value or plan.memory_bytes.value or 0
-        fits = plan.device_bytes is None or held <= room_for(plan.device_bytes)
+        fits = plan.device_bytes is None or held * (1 + PROCESS_SPREAD) <= plan.device_bytes
         if step is None:
             yield Point(setting, micro_batch, None, is_said_to_fit=fits)
             continue
