@@ -11,6 +11,7 @@ import phalanx
 from phalanx.errors import ExitCode, UserError
 from phalanx.machine import cannot_train
 from phalanx.prepare import plan as preparing
+from phalanx.prepare.open_run import open_run
 from phalanx.prepare.trace import trace_recipe
 from phalanx.verbs import sweep as sweeping
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
@@ -149,7 +150,7 @@ def test_a_plan_for_elsewhere_is_not_trained(machine, slug, tmp_path):
     prepared = preparing.prepare(
         "digits", machine=preparing.other_machine(machine), is_elsewhere=True
     )
-    with pytest.raises(UserError) as error, preparing.open_run(prepared):
+    with pytest.raises(UserError) as error, open_run(prepared):
         pass
     assert [finding.slug for finding in error.value.findings] == [slug]
     assert list(tmp_path.iterdir()) == []
