@@ -1,4 +1,4 @@
-"""What a data set gave for its samples, read back and compared element by element."""
+"""Samples of a data set, read back from a recording and compared element by element."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Content:
     """Batches by their parts."""
 
     rows: dict[str, dict[int, Array]] = field(default_factory=dict)
-    """Of each part with a row per sample, the rows by sample."""
+    """Return the rows by sample of each part that has a row per sample."""
     others: dict[str, Array] = field(default_factory=dict)
     """Parts of another shape."""
 
@@ -117,7 +117,7 @@ def nearest_sample(found: Content, known: Content) -> tuple[int, int, str] | Non
 
 
 def _distance(one: Array, many: Array) -> float:
-    """Of tokens and other labels how many differ, of measured values how far they are apart."""
+    """Count labels that differ, and measure how far values are apart."""
     if one.dtype.kind == "f" or one.dtype == np.uint8:
         return float(np.linalg.norm((one.astype(float) - many.astype(float)).ravel()))
     return float(np.count_nonzero(one != many))

@@ -46,7 +46,7 @@ class Diagnosis:
     """What else there is to say: of its end, its speed, its curves."""
     speed: dict[str, Any] = field(default_factory=dict)
     evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What `phalanx evaluate` found last on the test split and in each benchmark."""
+    """Return the last result of `phalanx evaluate` on the test split and in each benchmark."""
 
     @property
     def is_bad(self) -> bool:

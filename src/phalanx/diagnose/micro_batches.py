@@ -32,9 +32,9 @@ class Cuts:
     many: int
     ranks: int
     is_synced: bool = False
-    """Whether BatchNorm takes its statistics over all ranks."""
+    """True if BatchNorm computes its statistics over all ranks."""
     is_even: bool = True
-    """Whether all micro-batches of any step are of one size, on either side."""
+    """True if all micro-batches of every step have one size, on both sides."""
     fix: str = ""
     """The line that gives both sides the same micro-batch; empty where they have it."""
 

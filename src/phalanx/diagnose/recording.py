@@ -81,7 +81,7 @@ class SlotRecord:
     collectives: list[str] = field(default_factory=list)
     """Where loss or model talked to other ranks themselves: `recipe.py:57 allreduce`."""
     is_random: bool = False
-    """Whether loss or model drew from torch's generator, which is seeded per slot."""
+    """True if loss or model drew from torch's generator, which is seeded per micro-batch."""
     dropout: list[str] = field(default_factory=list)
     """Functions whose dropout was disabled: `F.dropout`."""
 

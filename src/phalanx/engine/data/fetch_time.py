@@ -23,7 +23,7 @@ def fetch_seconds(data: Any) -> float:
 
 
 def fetch_time(data: Any, sample_bytes: int) -> FetchTime:
-    """What a call of a batched fetch takes and what each sample adds: a line through a few samples
+    """Measure the time of a batched fetch, per call and per sample: a line through a few samples
     and as many more as fetch in half a second. A vectorised fetch takes hardly more for all."""
     few = min(len(data), _FEW)
     few_s = many_s = _second_fetch(data, few)

@@ -41,7 +41,7 @@ _LAUNCH: dict[str, str | None] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command line starts, and what its starter was told."""
+    """A command line taken apart: the script it starts, and the options of its starter."""
 
     script: list[str]
     starter: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def read_command(words: Sequence[str]) -> tuple[list[Setting], Launch]:
 
 
 def _of_slurm(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What `srun` says of nodes and GPUs; the rest is the cluster's."""
+    """Read nodes and GPUs from the options of `srun`; the others are the cluster's."""
     is_program = [_is_starter(w) or w in PROGRAMS or w.endswith(".py") for w in words]
     end = is_program.index(True) if True in is_program else 0
     found, _ = _options(words[:end], until_script=False)

@@ -223,7 +223,7 @@ def _choose_build(
 def choose_sync_batchnorm(
     job: Job, *, ranks: int, trace: Trace
 ) -> tuple[Decision[bool], list[Finding]]:
-    """Whether BatchNorm takes its statistics over all ranks."""
+    """True if BatchNorm computes its statistics over all ranks."""
     asked = f"sync_batchnorm = {str(job.sync_batchnorm).lower()}"
     if not trace.has_batchnorm:
         decision = Decision(False, "the model has no BatchNorm")

@@ -63,7 +63,7 @@ class Plan:
     determinism: Decision[str]
     """`resume` or `fast`."""
     sync_batchnorm: Decision[bool] = Decision(False, "sync_batchnorm = false")
-    """Whether BatchNorm takes its statistics over all ranks."""
+    """True if BatchNorm computes its statistics over all ranks."""
     activation_checkpointing: Decision[bool] = Decision(False, "activation_checkpointing = off")
     """Whether blocks keep their inputs only and run again in backward."""
     compile: Decision[str] = Decision("off", "compile = off")
