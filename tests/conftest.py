@@ -86,22 +86,20 @@ def pytest_itemcollected(item):
     folder = item.path.relative_to(_HERE).parts[0]
     if folder in _FOLDERS:
         item.add_marker(folder)
-    if folder in (
-        "cluster",
-        "faults",
-        "remote",
-    ):  # one is enough; its jobs are ranks that commands start
+    if folder in ("cluster", "faults", "remote"):  # their commands start ranks
         item.add_marker(pytest.mark.ranks)
     if item.get_closest_marker("ranks"):
-        # Ranks share the cores. Those of the pool compute, those of commands mostly start up; tests
-        # of one kind run one after the other, so that no more of them run than there are workers.
-        kind = folder if folder in ("cli", "recipes") else "commands"
+        # One worker runs the tests of a group, one after the other: those that share the pool of
+        # ranks, a Slurm, an sshd or what a folder has prepared; else those of one file.
+        kind = item.path.stem if folder in ("faults", "ranks") else folder
         kind = "pool" if "pool" in item.fixturenames else kind
         item.add_marker(pytest.mark.xdist_group(kind))
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Write how long every test took, and show where the time went."""
+    if config.option.collectonly:
+        return
     seconds = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -55,6 +55,7 @@ def test_two_ranks_are_measured_until_one_runs_out_of_memory(tmp_path):
     assert not list(tmp_path.glob("phalanx-bench-*"))
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 def test_one_rank_in_words_then_the_machine_alone_keeps_its_steps():
     code, out, err = run_cli("bench", "digits", "--cpu", "1", "--micro", "4")

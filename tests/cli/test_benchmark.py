@@ -132,6 +132,7 @@ def test_what_is_wrong_is_a_finding(trained, options, slug, code):
     assert f"error[{slug}]" in answer.err
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("ask_here")
 def test_a_recipe_may_want_to_be_driven_after_its_test_split(trained, tmp_path):
     driven = RECIPE.replace(":Steering", ":Steered")

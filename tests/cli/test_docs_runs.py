@@ -16,7 +16,7 @@ from tests.cli.reader import write_jobs, write_scripts
 from tests.ranks.command import phalanx, start
 from tests.ranks.runs import FIXTURES
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.full]
 STEERING = f"{FIXTURES / 'recipes' / 'steering.py'}:Steering"
 
 

@@ -36,6 +36,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
     assert missing_files(wheel) == []
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 def test_it_trains_from_outside_the_repository(wheel, tmp_path):
     place = tmp_path / "site"

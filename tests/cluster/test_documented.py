@@ -23,6 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("question", asked("nodes"), ids=str)
 def test_the_same_command_on_every_node(question, hosts, folder):
     commands = Commands(hosts, folder)

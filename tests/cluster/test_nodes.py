@@ -96,9 +96,8 @@ def test_two_hosts_are_one_run_through_a_killed_rank_and_a_stop(hosts, folder, c
     assert not list((folder / "runs").glob(".meeting-*"))
 
 
-@pytest.mark.parametrize(
-    "lost", ["cable", *(pytest.param(n, marks=pytest.mark.full) for n in (0, 1))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("lost", ["cable", 0, 1])
 def test_a_lost_node_ends_the_run_on_all(hosts, folder, commands, lost):
     (folder / "held").touch()
     run = RunDirectory(folder / "runs" / "lost")
@@ -122,6 +121,7 @@ def test_a_lost_node_ends_the_run_on_all(hosts, folder, commands, lost):
         assert outcomes(run)[-1]["status"] == "failed"
 
 
+@pytest.mark.full
 def test_wrong_addresses_are_said_at_once(hosts, folder, commands):
     here = hosts.address(0)
     first = commands.start(0, "job.yaml")

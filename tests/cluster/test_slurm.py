@@ -131,6 +131,7 @@ def test_what_the_cluster_cannot_do_is_said_before_it_is_submitted(begun, folder
     assert not Path("logs").exists()
 
 
+@pytest.mark.full
 def test_cancelled_job_saves_and_is_not_queued_again(begun, folder):
     first = RunDirectory(begun[0] / "runs" / f"first_{begun[1]}")
     number = submit("my job.yaml", "--cpu", "2", "--output", "my 'runs'")
@@ -148,6 +149,7 @@ def test_cancelled_job_saves_and_is_not_queued_again(begun, folder):
     assert not list(folder.rglob("pwned"))
 
 
+@pytest.mark.full
 def test_time_limit_saves_queues_again_and_ends_as_the_unbroken_run(begun, slurm, monkeypatch):
     folder, number = begun
     monkeypatch.chdir(folder)

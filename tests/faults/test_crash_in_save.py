@@ -19,7 +19,7 @@ CHANGES = {
     "checkpoint": {"every": "2 steps"},
     "evaluate": {"every": None},
 }
-FURTHER = ("before manifest", "after latest")
+FURTHER = ("before data", "before manifest", "after latest")
 SHARDED = {**CHANGES, "strategy": "fsdp", "options": {"blocks": 2}}
 
 
@@ -88,17 +88,14 @@ def test_death_while_training_waits_for_the_disk(tmp_path, undisturbed, point):
     crash_and_go_on(make_run(tmp_path, ranks=1, **changes), undisturbed(1), ranks=1, point=point)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("point", "rank"),
     [
-        ("mid-file", 1),
-        *(
-            pytest.param(point, rank, marks=pytest.mark.full)
-            for point in POINTS
-            for rank in (0, 1)
-            if (rank == 0 or point in ("before fsync", "mid-file"))
-            and (point, rank) != ("mid-file", 1)
-        ),
+        (point, rank)
+        for point in POINTS
+        for rank in (0, 1)
+        if rank == 0 or point in ("before fsync", "mid-file")
     ],
 )
 def test_death_while_all_ranks_write_their_parts(tmp_path, undisturbed, point, rank):

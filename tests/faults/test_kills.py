@@ -30,9 +30,10 @@ _STEPS = 200
 _SETTLING = 3  # passes before the first step, thrown away, on several ranks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kills", "seed"),
-    [(2, 0), *(pytest.param(1, seed, marks=pytest.mark.full) for seed in range(1, 101))],
+    [(2, 0), *((1, seed) for seed in range(1, 101))],
 )
 def test_ranks_killed_at_random_cost_no_bit(tmp_path, unbroken, kills, seed):
     chance = random.Random(seed)

@@ -89,6 +89,7 @@ def test_an_error_in_the_program_ends_the_run_and_is_named(tmp_path, deed, slug,
     report(_FAULTS[deed], run, attempt=0, at_s=done_at(tmp_path), note="ends the run")
 
 
+@pytest.mark.full
 def test_a_crash_loop_without_progress_ends_with_its_own_exit_code(tmp_path):
     # After 5 forwards, always: the first checkpoint would be that of step 20.
     write_job(tmp_path, hurt="'kill kill kill kill'", hurt_after=5, more="max_restarts: 3")

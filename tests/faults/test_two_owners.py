@@ -108,6 +108,7 @@ def assert_one_after_the_other(run):
     assert not is_held(run)
 
 
+@pytest.mark.full
 def test_a_resumed_run_waits_for_the_rank_that_its_killed_command_left(tmp_path, inside):
     process, run, rank = inside
     process.kill()
@@ -146,6 +147,7 @@ def test_a_rank_outlives_its_launcher_and_its_command(tmp_path, inside):
     assert_one_after_the_other(run)
 
 
+@pytest.mark.full
 def test_stop_ends_what_a_killed_command_left(tmp_path, inside):
     process, run, rank = inside
     process.kill()
@@ -175,6 +177,7 @@ def test_a_rank_of_an_attempt_that_is_over_writes_nothing(tmp_path, inside):
     assert read_attempt(run.path) == claimed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_run", [True, False])
 def test_an_outcome_of_another_attempt_is_nobodys(tmp_path, has_run):
     write_job(tmp_path)

@@ -15,7 +15,7 @@ from phalanx.planner.memory.shares import Share
 from phalanx.planner.schema.footprint import Line
 from phalanx.tracing.trace import trace_recipe
 from tests.ranks.held import predict, predicted
-from tests.ranks.runs import BASE, FIXTURES, make_run
+from tests.ranks.runs import BASE, FIXTURES, full, make_run
 
 # 23 columns, a parameter without a dimension, rows of 3 for 4 ranks, and a part that is frozen.
 ODD = {"blocks": 2, "gain": True, "cast": True, "frozen": True, "width": 23}
@@ -33,7 +33,7 @@ def assert_as_predicted(pool, run, ranks, env=None):
 @pytest.mark.parametrize(
     ("ranks", "strategy", "changes"),
     [
-        pytest.param(2, "ddp", {"precision": "fp64"}, id="ddp"),
+        full(2, "ddp", {"precision": "fp64"}, id="ddp"),
         pytest.param(2, "fsdp", {"precision": "bf16"}, id="fsdp-2"),
         pytest.param(4, "fsdp", {"optimizer": {"name": "sgd", "lr": 0.01}}, id="fsdp-4"),
         pytest.param(4, "fsdp", {"fsdp": {"shard_ranks": 2, "build": "parts"}}, id="2-replicas"),
@@ -82,6 +82,7 @@ def test_any_rank_of_64_holds_what_the_planner_says():
         assert len(set(expected)) > 1
 
 
+@pytest.mark.full
 def test_fsdp_gathers_what_the_planner_says():
     spec = f"{FIXTURES / 'recipes' / 'learners.py'}:SequenceRecipe"
     base = {"heads": 4, "depth": 4, "samples": 64}

@@ -16,7 +16,8 @@ BARS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_goes_on_in_the_other_layout(pool, tmp_path, ranks):
     """A checkpoint of either layout has the same bytes in the same places: what one wrote, the
     other reads, optimizer and average included."""

@@ -18,6 +18,7 @@ USERS = {
 }
 
 
+@pytest.mark.full
 def test_variables_timeout_and_debugging_reach_the_ranks(tmp_path):
     options = ["--cpu", "2", "--steps", "2", "--comm-timeout", "36000", "--debug-comm"]
     code, _, err = phalanx(

@@ -28,7 +28,7 @@ SGD = {"optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": 1.0}}
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        pytest.param(2, {**RECOMPUTED, **ONE_SIZE}, id="ddp-recomputed"),
+        full(2, {**RECOMPUTED, **ONE_SIZE}, id="ddp-recomputed"),
         pytest.param(2, {**FSDP, **ONE_SIZE}, id="fsdp"),
         full(2, RECOMPUTED, id="ddp-recomputed-two-sizes"),
         full(2, FSDP, id="fsdp-two-sizes"),
@@ -50,6 +50,7 @@ def test_compiled_training_is_eager_training(pool, tmp_path, ranks, changes):
         torch.testing.assert_close(on[name], off[name], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.full
 def test_a_compiled_run_resumes_to_the_bit(pool, tmp_path):
     """With dropout: compiled code draws the masks of a step again. And slots of 2 and 3 samples:
     each size has code of its own, whichever was seen first."""
@@ -62,6 +63,7 @@ def test_a_compiled_run_resumes_to_the_bit(pool, tmp_path):
     assert_same_bits(halved, whole)
 
 
+@pytest.mark.full
 def test_code_that_differs_is_dropped_for_good(tmp_path):
     """The Finding says why, and the plan is revised while the ranks go on: what a resumed run keeps
     (test_rungs.py)."""

@@ -81,11 +81,11 @@ def findings(run):
     ("stage", "ranks", "offload"),
     [
         (1, 2, False),
-        pytest.param(2, 2, False, marks=pytest.mark.full),
+        full(2, 2, False),
         (3, 2, False),
-        pytest.param(3, 4, False, marks=pytest.mark.full),
-        (2, 3, True),
-        pytest.param(3, 1, True, marks=pytest.mark.full),
+        full(3, 4, False),
+        full(2, 3, True),
+        full(3, 1, True),
     ],
 )
 def test_every_stage_equals_a_plain_loop(pool, tmp_path, stage, ranks, offload):
@@ -142,7 +142,7 @@ def test_norms_over_all_ranks_equal_one_rank_with_all_samples_of_a_round(pool, t
     assert_close(run, OPTIONS | options, global_batch=20, micro=5, together=together)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("stage", [full(2), 3])
 def test_the_average_equals_that_of_one_rank(pool, tmp_path, stage):
     # In two optimizer groups: ZeRO steps each on its own, and the average must move once.
     changes = {"options": OPTIONS | {"groups": True}, "ema": EMA, "precision": "fp32"}
@@ -168,7 +168,7 @@ def state(run):
 @pytest.mark.parametrize(
     ("ranks", "stage", "precision", "config"),
     [
-        pytest.param(2, 3, "fp32", {}, id="fp32"),
+        full(2, 3, "fp32", {}, id="fp32"),
         full(4, 3, "fp32", {}, id="fp32-on-4"),
         # 2^18 overflows until it is 2^14; after two good steps it grows again.
         pytest.param(
@@ -199,6 +199,7 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
         assert min(scales(run)) < 2**17
 
 
+@pytest.mark.full
 def test_a_checkpoint_fits_any_strategy_stage_and_number_of_ranks(pool, tmp_path):
     changes = {"ema": EMA, "options": OPTIONS, "precision": "fp32"}
     unbroken = train(pool, make_run(tmp_path / "unbroken", ranks=1, **changes), ranks=1)
@@ -267,10 +268,10 @@ def test_bf16_keeps_fp32_weights_and_frozen_ones_in_bf16(pool, tmp_path):
     ("stage", "ranks", "changes"),
     [
         (1, 2, {"precision": "bf16"}),
-        pytest.param(1, 4, {}, marks=pytest.mark.full),
+        full(1, 4, {}),
         (2, 2, {"optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.0}}),
-        pytest.param(2, 4, {"precision": "bf16"}, marks=pytest.mark.full),
-        pytest.param(3, 2, {"precision": "bf16"}, marks=pytest.mark.full),
+        full(2, 4, {"precision": "bf16"}),
+        full(3, 2, {"precision": "bf16"}),
         (3, 4, {}),
     ],
 )
@@ -280,7 +281,8 @@ def test_a_rank_holds_what_the_planner_says(pool, tmp_path, stage, ranks, change
     assert_as_predicted(pool, run, ranks)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [2, 3])
 def test_pretrained_weights_are_read_and_what_is_frozen_stays_where_it_is(pool, tmp_path, stage):
     write_base(tmp_path / "base")
     run = zero(

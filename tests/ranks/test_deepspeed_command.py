@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 
 from phalanx.errors import ExitCode
@@ -11,6 +12,7 @@ from tests.unit.job.test_deepspeed import G3
 JOB = "recipe: digits\nepochs: 1\nglobal_batch_size: 64\noptimizer: {lr: 0.003}\n"
 
 
+@pytest.mark.full
 def test_the_file_of_the_guide_trains_and_resumes_without_it(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "ds_config.json").write_text(G3)

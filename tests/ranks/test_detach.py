@@ -143,6 +143,7 @@ def test_what_is_wrong_is_seen_before_it_is_left(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_closed_terminal_stops_a_plain_run_in_order(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     with in_terminal(tmp_path, "train", "job.yaml") as (process, _, close):

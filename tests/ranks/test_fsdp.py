@@ -32,10 +32,10 @@ def fsdp(folder, *, ranks, options=OPTIONS, **changes):
         full(2, {}, id="2"),
         pytest.param(3, {}, id="3-uneven"),
         full(4, {}, id="4"),
-        pytest.param(4, {"shard_ranks": 2}, id="2-replicas-of-2"),
+        full(4, {"shard_ranks": 2}, id="2-replicas-of-2"),
         full(2, {"build": "parts"}, id="built-in-parts"),
         pytest.param(2, {"offload": True, "build": "parts"}, id="offload"),
-        pytest.param(1, {"offload": True}, id="offload-on-one-rank"),
+        full(1, {"offload": True}, id="offload-on-one-rank"),
         pytest.param(2, {"reshard_after_forward": False}, id="gathered-through-a-step"),
     ],
 )
@@ -116,6 +116,7 @@ def scales(run):
     return [e.data["loss_scale"] for e in read_events(run.events) if e.kind == "step"]
 
 
+@pytest.mark.full
 def test_an_overflow_in_one_shard_is_one_for_all(pool, tmp_path):
     # At the first scale of 65,536 a gradient of 1 is beyond fp16's 65,504.
     changes = {"precision": "fp16", "options": {**OPTIONS, "cast": True, "loud": True}}

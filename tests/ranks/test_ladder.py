@@ -15,6 +15,7 @@ devices: {{cpu: 2}}
 """
 
 
+@pytest.mark.full
 def test_the_rungs_come_before_the_run(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     code, out, err = phalanx("train", "job.yaml", "--ladder", cwd=tmp_path, timeout_s=240)

@@ -93,6 +93,7 @@ def test_a_script_for_torchrun_is_restarted_and_resumes(tmp_path):
     assert list((run.path / "tensorboard").iterdir())
 
 
+@pytest.mark.full
 def test_a_script_for_accelerate(tmp_path):
     options = ["--mixed-precision", "bf16", "--gradient-accumulation", "2"]
     script = str(SCRIPTS / "accelerate_script.py")

@@ -144,6 +144,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.full
 def test_the_launcher_answers_what_a_recipe_is_and_outlives_one_that_leaves(tmp_path):
     file, recipe = tmp_path / "parent", tmp_path / "leaves.py"
     recipe.write_text(

@@ -80,14 +80,15 @@ def undisturbed(tmp_path_factory):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hunger", "strategy"),
     [
-        # In full every phase at step 0 and at step 7, with both strategies.
+        # Every phase at step 0 and at step 7, with both strategies.
         ("backward@0>4 optimizer@0>2 forward@7>1", "ddp"),
-        pytest.param("forward@0>4 optimizer@7>2 backward@7>1", "fsdp", marks=pytest.mark.full),
-        pytest.param("forward@0>4 backward@7>2 optimizer@7>1", "ddp", marks=pytest.mark.full),
-        pytest.param("backward@0>4 optimizer@0>2 forward@7>1", "fsdp", marks=pytest.mark.full),
+        ("forward@0>4 optimizer@7>2 backward@7>1", "fsdp"),
+        ("forward@0>4 backward@7>2 optimizer@7>1", "ddp"),
+        ("backward@0>4 optimizer@0>2 forward@7>1", "fsdp"),
     ],
 )
 def test_one_rank_of_four_runs_out_of_memory(tmp_path, undisturbed, hunger, strategy):
@@ -140,6 +141,7 @@ def _assert_no_hang(run):
     assert max(waits) < 60, waits
 
 
+@pytest.mark.full
 def test_settling_runs_out_of_memory_and_resume_keeps_the_cut(tmp_path, undisturbed):
     code, err, run = train(tmp_path, "--stop-after", "4", "steps", ranks=2, hunger="settle@0>4")
     assert code == ExitCode.STOPPED, err

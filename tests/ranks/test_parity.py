@@ -18,7 +18,7 @@ TOLERANCE = 1e-10
 
 WORLDS = [
     pytest.param(1, {}, id="single"),
-    pytest.param(2, {}, id="ddp-2", marks=pytest.mark.full),  # as the last
+    full(2, {}, id="ddp-2"),  # as the last
     pytest.param(3, {}, id="ddp-3"),
     pytest.param(4, {}, id="ddp-4"),
     pytest.param(2, {"loader": {"workers": 2}}, id="ddp-2-workers"),

@@ -177,6 +177,7 @@ def test_frozen_weights_are_held_in_the_precision_of_the_run(
     assert all(tensor.dtype == torch.float32 for tensor in weights(run).values())
 
 
+@pytest.mark.full
 def test_narrow_frozen_weights_train_as_wide_ones_do(pool, tmp_path, base):
     runs = [
         train(

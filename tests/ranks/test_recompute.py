@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.run.events import read_events
-from tests.ranks.runs import assert_same_bits, losses, make_run, train
+from tests.ranks.runs import assert_same_bits, full, losses, make_run, train
 
 # Dropout and BatchNorm inside the blocks; 4 slots a step.
 OPTIONS = {"batchnorm": True, "blocks": 3}
@@ -13,11 +13,11 @@ ZERO = {"precision": "fp32", "deepspeed": {"stage": 3}}
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        pytest.param(1, {}, id="single"),
+        full(1, {}, id="single"),
         pytest.param(2, {}, id="ddp"),
-        pytest.param(2, {"determinism": "exact"}, id="exact"),
+        full(2, {"determinism": "exact"}, id="exact"),
         pytest.param(3, {"strategy": "fsdp"}, id="fsdp"),
-        pytest.param(2, {"strategy": "deepspeed", **ZERO}, id="deepspeed"),
+        full(2, {"strategy": "deepspeed", **ZERO}, id="deepspeed"),
     ],
 )
 def test_recomputing_changes_no_bit(pool, tmp_path, ranks, changes):

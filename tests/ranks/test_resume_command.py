@@ -42,6 +42,7 @@ def run_of(folder, name):
     return RunDirectory((folder / "runs" / name).resolve())
 
 
+@pytest.mark.full
 def test_resume_from_one_checkpoint_makes_a_new_run(finished):
     before = sorted((finished / "runs" / "half").rglob("*"))
     code, _, err = phalanx("train", "--resume", "runs/half/checkpoints/checkpoint-2", cwd=finished)
@@ -75,12 +76,14 @@ def test_resume_without_a_run_is_a_finding(tmp_path):
     assert "error[no-run]" in err
 
 
+@pytest.mark.full
 def test_existing_name_is_refused(finished):
     code, _, err = phalanx("train", "job.yaml", "--name", "whole", cwd=finished)
     assert code == ExitCode.USAGE
     assert "error[run-exists]" in err
 
 
+@pytest.mark.full
 def test_changed_recipe_is_noticed(tmp_path):
     text = Path(RECIPE.rpartition(":")[0]).read_text()
     (tmp_path / "mine.py").write_text(text)
@@ -95,6 +98,7 @@ def test_changed_recipe_is_noticed(tmp_path):
     assert "warning[resume-differs]" in err
 
 
+@pytest.mark.full
 def test_longer_run_continues_with_a_warning(finished):
     code, _, err = phalanx("train", "--resume", "half", "--steps", "10", cwd=finished)
     assert code == 0, err

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.prepare.validated_before import keep_comparison, recall_comparison
 from phalanx.run.events import read_events
@@ -34,6 +36,7 @@ def plans_of(folder):
     ]
 
 
+@pytest.mark.full
 def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     file, folder = tmp_path / "elsewhere" / "size", tmp_path / "here"
     file.parent.mkdir()
@@ -55,6 +58,7 @@ def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     assert [plan["is_from_memory"] for plan in plans] == [True, False]
 
 
+@pytest.mark.full
 def test_a_run_that_compared_is_not_compared_again(tmp_path):
     words = ["digits", "--cpu", "1", "channels_last=on", "--stop-after", "1", "steps"]
     for is_compared in (True, False):

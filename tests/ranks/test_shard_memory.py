@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -109,6 +110,7 @@ def total(digests):
     return torch.tensor(digests, dtype=torch.float64).sum(0)
 
 
+@pytest.mark.full
 def test_no_rank_grows_beyond_its_share(pool, tmp_path):
     name = "tests.ranks.test_shard_memory"
     saved = pool.run(f"{name}:save", ranks=4, timeout_s=120, folder=str(tmp_path))

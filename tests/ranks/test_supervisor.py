@@ -69,6 +69,7 @@ def write_job(folder, *, is_held=False):
         (folder / "held").touch()
 
 
+@pytest.mark.full
 def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unbroken):
     write_job(tmp_path, is_held=True)
     process = start("train", "job.yaml", cwd=tmp_path)
@@ -88,6 +89,7 @@ def test_sigterm_saves_exits_75_and_resume_equals_the_unbroken_run(tmp_path, unb
     assert_same_bits(run, unbroken)
 
 
+@pytest.mark.full
 def test_second_interrupt_exits_130_at_once(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
@@ -117,6 +119,7 @@ def test_killed_rank_restarts_the_group_and_equals_the_unbroken_run(tmp_path, un
     assert_same_bits(run, unbroken)
 
 
+@pytest.mark.full
 def test_restarts_are_bounded(tmp_path):
     write_job(tmp_path, is_held=True)
     process = start("train", "job.yaml", "max_restarts=0", cwd=tmp_path)
@@ -127,6 +130,7 @@ def test_restarts_are_bounded(tmp_path):
     assert "error[rank-killed]: rank 0 was killed by SIGKILL" in err
 
 
+@pytest.mark.full
 def test_killed_supervisor_leaves_no_ranks(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
@@ -139,6 +143,7 @@ def test_killed_supervisor_leaves_no_ranks(tmp_path):
     assert not any(is_alive(pid) for pid in pids.values())
 
 
+@pytest.mark.full
 def test_ranks_listen_on_loopback_only_and_a_second_supervisor_is_refused(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)
@@ -182,6 +187,7 @@ def test_exception_in_a_recipe_is_a_finding_with_its_line(tmp_path):
     assert "Traceback" in latest(tmp_path).log_file(0).read_text()
 
 
+@pytest.mark.full
 def test_stop_while_the_ranks_start_is_a_stop(tmp_path):
     write_job(tmp_path)
     process = start("train", "job.yaml", "--steps", "1000000", cwd=tmp_path)

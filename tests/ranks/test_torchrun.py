@@ -58,6 +58,7 @@ def started():
         end(process)
 
 
+@pytest.mark.full
 def test_a_job_under_torchrun_equals_the_same_job_alone(tmp_path, started):
     (tmp_path / "job.yaml").write_text(JOB)
     started.append(torchrun(tmp_path, "train", "job.yaml", "--name", "joined"))

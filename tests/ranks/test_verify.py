@@ -100,12 +100,12 @@ def test_a_rank_that_holds_a_part_of_the_data_is_refused(pool, tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        pytest.param(4, {"recipe": RECIPE, "loader": {"workers": 1}}, id="dropout-4-ranks"),
+        full(4, {"recipe": RECIPE, "loader": {"workers": 1}}, id="dropout-4-ranks"),
         full(2, {"recipe": RECIPE, "options": {"batchnorm": True}}, id="batchnorm"),
         pytest.param(
             3, {"recipe": RECIPE, "options": {"late_weight": True, "unused": True}}, id="late"
         ),
-        pytest.param(2, {"recipe": RECIPE, "determinism": "exact"}, id="exact"),
+        full(2, {"recipe": RECIPE, "determinism": "exact"}, id="exact"),
         pytest.param(3, {**SHARDED, "options": {"blocks": 2, "gain": True}}, id="fsdp"),
         full(
             4, {**SHARDED, "fsdp": {"shard_ranks": 2}, "options": {"late_weight": True}}, id="hsdp"
@@ -175,6 +175,7 @@ def test_the_command_says_what_differs_and_exits_1(here):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.full
 def test_from_python_with_the_runs_kept(here):
     found = phalanx.verify(JOB, ranks=2, steps=2, keep=here / "kept", dropout=0.2)
     assert found.passed, found.findings
@@ -190,6 +191,7 @@ def test_from_python_with_the_runs_kept(here):
         phalanx.verify(JOB, ranks=2, keep=here / "kept")
 
 
+@pytest.mark.full
 def test_a_run_that_fails_speaks_for_itself(here):
     answer = run_cli("verify", "job.yaml", "--json", "fault=crash")
     assert answer.code == 1

@@ -37,7 +37,7 @@ def fixes(finding):
     return [part.split() for part in parts if part.split()[0].count("=") == 1]
 
 
-@pytest.mark.parametrize("way", ["mean", "mean-of-samples", full("smoothed")])
+@pytest.mark.parametrize("way", ["mean", full("mean-of-samples"), full("smoothed")])
 def test_an_average_over_own_tokens_is_not_the_same(way):
     found = verify(f"way={way}")
     assert found.comparison.is_same, "in the same micro-batches nothing differs"
@@ -61,6 +61,7 @@ def test_a_sum_over_targets_with_their_number_is_the_same():
     json.dumps(record, allow_nan=False)
 
 
+@pytest.mark.full
 def test_train_differs_where_verify_says_so():
     def losses(way, ranks):
         fp64 = {"precision": "fp64", "logging": {"every": 1, "tensorboard": False}}
@@ -74,6 +75,7 @@ def test_train_differs_where_verify_says_so():
         assert (one == pytest.approx(two, rel=1e-10)) == is_same
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("given", "num_fixes"),
     [
@@ -96,10 +98,12 @@ def test_batchnorm_differs_by_the_micro_batches_of_the_plan(given, num_fixes):
         assert verify("norm=batch", *given, *cure).passed, cure
 
 
+@pytest.mark.full
 def test_a_wrong_weight_is_not_put_down_to_batchnorm():
     assert only_error(verify("norm=batch", "way=mean-of-samples")).slug == "verify-loss-weight"
 
 
+@pytest.mark.full
 def test_three_ranks_with_unequal_micro_batches():
     assert verify("way=sum", "global_batch_size=13", ranks=3).passed
     assert only_error(verify("way=mean", "global_batch_size=13", ranks=3)).slug == (
@@ -107,6 +111,7 @@ def test_three_ranks_with_unequal_micro_batches():
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["contrastive", "noise-in-model", "numpy-global"])
 def test_what_depends_on_its_micro_batch_is_named(way):
     slug, words = {
@@ -125,7 +130,7 @@ def test_what_depends_on_its_micro_batch_is_named(way):
     [
         full(["norm=group"]),
         full(["way=mean-of-equals"]),
-        ["way=padded", "--strategy=fsdp"],
+        full(["way=padded", "--strategy=fsdp"]),
     ],
     ids=" ".join,
 )
@@ -135,6 +140,7 @@ def test_a_recipe_that_is_right_in_any_cut_passes(given):
     assert found.passed, found.findings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", ["dropout=0.2", "way=literal-dropout", full("way=drop-path")])
 def test_dropout_is_compared_in_the_same_micro_batches_and_disabled_in_others(given):
     found = verify(given)
@@ -155,6 +161,7 @@ def test_a_batch_per_gpu_is_one_global_batch():
     assert phalanx.verify(job, *cure, steps=2).findings == []
 
 
+@pytest.mark.full
 def test_the_verdict_says_what_was_compared():
     given = ("verify", RECIPE, "--batch-size", "12", "--steps", "2", "--cpu", "2")
     same = run_cli(*given)
@@ -169,6 +176,7 @@ def test_the_verdict_says_what_was_compared():
     assert "the number of ranks makes the difference" in by_rank.out
 
 
+@pytest.mark.full
 def test_an_augmentation_by_rank_is_told_from_another_sample():
     error = only_error(verify("way=token-by-rank"))
     assert error.slug == "verify-data-random"

@@ -21,6 +21,7 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.full
 def test_a_machine_of_the_reader_s(user, folder):
     there = [user.server.target, "--path", str(user.far), "--python", PYTHON]
     for command, words in asked("remote"):

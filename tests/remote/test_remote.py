@@ -177,6 +177,7 @@ def test_a_dropped_line_attach_and_pull_give_what_a_local_run_gives(user, folder
     assert pulled.log_file(0).read_text() == "trained further here"
 
 
+@pytest.mark.full
 def test_stop_saves_and_its_exit_code_comes_back(user, folder):
     code, out, err = run_cli(
         "remote", "train", "lab", "my job.yaml", "--name", "second", "--detach"
@@ -219,6 +220,7 @@ def test_stop_saves_and_its_exit_code_comes_back(user, folder):
     assert "(did you mean `second`?)" in run_cli("remote", "attach", "lab", "second2").err
 
 
+@pytest.mark.full
 def test_what_is_wrong_with_the_job_over_there_is_shown_here(user, folder):
     answer = run_cli("remote", "train", "lab", "my job.yaml", "--cpu", "1", "options.width=-3")
     assert answer.code == ExitCode.USAGE, answer.err
@@ -274,6 +276,7 @@ def test_an_environment_is_made_from_a_wheelhouse_without_the_internet(
         server.end()
 
 
+@pytest.mark.full
 def test_check_answers_everything_at_once(user, folder):
     code, out, err = run_cli(
         "remote", "check", "lab", "my job.yaml", "options.width=8", "--include", "data/raw"

@@ -6,7 +6,7 @@ from tests.cli.documented import asked, assert_runs
 from tests.cli.kept_launcher import answers_in
 from tests.recipes.bev.recorded_routes import write_routes
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

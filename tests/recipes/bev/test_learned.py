@@ -23,6 +23,7 @@ from tests.ranks.runs import (
     assert_same_bits,
     averages,
     change_run,
+    full,
     losses,
     make_run,
     outcomes,
@@ -105,6 +106,7 @@ def test_what_was_collected_is_what_a_recipe_opens(experts):
     assert 0 < batch["plan"][:, -1, 0].max() < 160
 
 
+@pytest.mark.full
 def test_it_plans_far_better_than_constant_velocity(trained):
     (evaluated,) = events_of(trained, "evaluate")
     found = evaluated["metrics"]
@@ -148,6 +150,7 @@ def test_what_cannot_be_driven_is_a_finding(trained, options, slug):
     assert f"error[{slug}]" in answer.err
 
 
+@pytest.mark.full
 def test_it_goes_on_in_the_middle_of_an_epoch_to_the_bit(pool, experts, tmp_path):
     unbroken = train(pool, bev(tmp_path / "whole", experts, ranks=1), ranks=1)
     run = bev(tmp_path / "stopped", experts, ranks=1, stop_after="4 steps")
@@ -168,7 +171,9 @@ def one(pool, experts, tmp_path_factory):
     return train(pool, run, ranks=1)
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp"}], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, id="ddp"), full({"strategy": "fsdp"}, id="fsdp")]
+)
 def test_two_ranks_train_what_one_does(pool, experts, one, tmp_path, changes):
     run = bev(tmp_path, experts, ranks=2, precision="fp64", steps=4, **changes)
     train(pool, run, ranks=2)

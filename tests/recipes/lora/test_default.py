@@ -8,14 +8,14 @@ import phalanx
 from phalanx.run.events import read_events
 from tests.ranks.command import latest
 from tests.ranks.command import phalanx as run_phalanx
-from tests.ranks.runs import full
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 HELD_OUT = Path(phalanx.__file__).parent / "recipes" / "lora" / "skill_test.jsonl"
 
 
-@pytest.mark.parametrize(("batch", "held_out", "given"), [(4, 6, ["pad_to=8"]), full(8, 3, [])])
+@pytest.mark.full
+@pytest.mark.parametrize(("batch", "held_out", "given"), [(4, 6, ["pad_to=8"]), (8, 3, [])])
 def test_held_out_orders_are_written_exactly_after_a_few_steps(tmp_path, batch, held_out, given):
     """A shorter run than the default's: 24 steps of 4 rows instead of 60 of 16, without columns
     that only fill up, and every sixth of the held-out rows."""

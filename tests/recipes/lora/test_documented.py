@@ -7,7 +7,7 @@ import pytest
 from tests.cli.documented import asked, assert_runs
 from tests.cli.kept_launcher import answers_in
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

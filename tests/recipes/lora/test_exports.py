@@ -12,7 +12,7 @@ from phalanx.recipe.loading import load_recipe
 from phalanx.recipes.lora.base import save_tokenizer
 from tests.cli.command import run_cli
 from tests.fixtures.export_here import answer_here
-from tests.ranks.runs import FIXTURES, outcomes
+from tests.ranks.runs import FIXTURES, full, outcomes
 from tests.recipes.lora.logits import from_peft, said, trained_network
 from tests.recipes.lora.models import write_model, write_old_model
 from tests.recipes.lora.test_training import lora, options_of
@@ -50,8 +50,8 @@ def exported(run, form):
             id="rslora",
             marks=pytest.mark.full,
         ),
-        pytest.param(write_model, {"dora": True, "dropout": 0.1}, id="dora"),
-        pytest.param(write_model, {"add_tokens": ADDED}, id="added"),
+        full(write_model, {"dora": True, "dropout": 0.1}, id="dora"),
+        full(write_model, {"add_tokens": ADDED}, id="added"),
         pytest.param(
             lambda path: write_model(path, tie=True),
             {"add_tokens": ADDED},
@@ -123,6 +123,7 @@ def test_magnitudes_and_added_rows_begin_as_they_should(tmp_path, rows):
     torch.testing.assert_close(after[261:], before.mean(0).expand(2, -1))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("ask_here")
 def test_four_bits_train_and_merge_into_all_of_them(tmp_path, rows):
     from transformers import AutoModelForCausalLM

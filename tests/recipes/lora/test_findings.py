@@ -91,6 +91,7 @@ def test_a_gated_model_says_how_to_get_in(monkeypatch, rows):
     assert "https://huggingface.co/org/gated" in finding.why
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 def test_the_command_says_what_is_wrong_without_a_traceback(model, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "responses": "b"}\n' * 3)
@@ -143,6 +144,7 @@ def test_weights_are_fetched_where_only_the_config_was(tmp_path, monkeypatch):
     assert asked == ["some/model"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("machine", ["A100-80", "A100-40", "RTX 4090"])
 def test_a_plan_for_a_large_model_leaves_what_the_process_may_hold(tmp_path, machine):
     model = write_model(tmp_path / "model", weights=False, **LLAMA | {"num_hidden_layers": 32})

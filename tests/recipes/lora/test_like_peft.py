@@ -18,6 +18,7 @@ def curve():
         yield curve
 
 
+@pytest.mark.full
 def test_the_loss_curve_is_that_of_hf_trainer(tmp_path, curve):
     # Weights lie in bf16 files, as most do; adapters learn in fp32 all the same. Micro-batches of
     # very unequal numbers of tokens: a mean of means would be off by several percent.

@@ -55,7 +55,7 @@ def assert_peft_says_the_same(run, options, dtype, tolerance):
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        pytest.param(1, {}, id="single"),
+        full(1, {}, id="single"),
         pytest.param(2, {}, id="ddp"),
         full(2, {"strategy": "fsdp"}, id="fsdp"),
         pytest.param(2, {"strategy": "fsdp", "fsdp": {"build": "parts"}}, id="parts"),
@@ -155,6 +155,7 @@ def test_a_token_counts_the_same_wherever_it_is(pool, model, rows, tmp_path, cas
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-12, msg=name)
 
 
+@pytest.mark.full
 def test_a_resumed_run_equals_the_unbroken_one(pool, model, rows, tmp_path):
     options = options_of(model, rows, dropout=0.1)
     given = {"precision": "fp32"}
@@ -166,6 +167,7 @@ def test_a_resumed_run_equals_the_unbroken_one(pool, model, rows, tmp_path):
     assert_same_bits(run, unbroken)
 
 
+@pytest.mark.full
 def test_other_ranks_go_on_with_the_same_rows(pool, model, rows, tmp_path, single):
     options = options_of(model, rows)
     run = lora(tmp_path, options, ranks=2, stop_after="2 steps")

@@ -10,7 +10,7 @@ from tests.cli.documented import asked, assert_runs
 from tests.cli.kept_launcher import answers_in
 from tests.recipes.policy.robots import write_libero, write_swings
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,7 @@ def test_cameras_of_one_process_do_not_draw_into_each_other():
     assert np.abs(first[0].astype(int) - first[1]).max() > 60
 
 
+@pytest.mark.full
 def test_a_short_training_is_far_above_no_training(trained, tmp_path):
     from safetensors.torch import save_file
 

@@ -16,6 +16,7 @@ from tests.cli.command import run_cli
 from tests.ranks.runs import (
     assert_same_bits,
     change_run,
+    full,
     losses,
     make_run,
     outcomes,
@@ -49,7 +50,9 @@ def one(pool, swings, tmp_path_factory):
     return train(pool, policy(tmp_path_factory.mktemp("one"), swings, ranks=1), ranks=1)
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp"}], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, id="ddp"), full({"strategy": "fsdp"}, id="fsdp")]
+)
 def test_two_ranks_train_what_one_trains(pool, swings, one, tmp_path, changes):
     two = train(pool, policy(tmp_path, swings, ranks=2, **changes), ranks=2)
     assert losses(two) == pytest.approx(losses(one), rel=0, abs=FP64)
@@ -105,6 +108,7 @@ def test_training_without_the_data_is_refused_and_not_scaled_by_nothing(trained)
         recipe.data("train")
 
 
+@pytest.mark.full
 def test_the_average_is_saved_and_is_what_is_evaluated(trained, swings):
     raw = load_file(trained.checkpoints / "latest" / "model.safetensors")
     average = load_file(trained.checkpoints / "latest" / "ema" / "model.safetensors")
