@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.job import load_job
+from phalanx.planner.batch.size import choose_batch, expected_speedup
 from phalanx.planner.scaling import scaling_table
 from phalanx.planner.schema.micro_batches import BatchPlan
-from phalanx.planner.solve import choose_batch, expected_speedup
 
 MACHINES = ["cpu", "1xt4", "2x4090", "8xa100", "16x2080", "mps"]
 
