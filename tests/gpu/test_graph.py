@@ -11,6 +11,7 @@ from phalanx.engine.strategies.optimizers import Schedule, make_optimizer
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
 from phalanx.engine.training.ema import WeightAverage
+from phalanx.engine.training.step import TrainStep
 from phalanx.job.schema import Optimizer
 from phalanx.job.schema import Schedule as ScheduleJob
 from phalanx.planner.schema.micro_batches import StepShare
@@ -37,7 +38,25 @@ class Noisy(Recipe):
         return {"fit": Term(errors.sum(), kept)}
 
 
-def train(is_graphed, sizes, *, precision="fp32", name="adamw", recipe=None, is_averaged=False):
+def never_captured(step):
+    graphed = GraphedStep(step)
+    graphed._is_dropped = True
+    return graphed
+
+
+def train(
+    execute,
+    sizes,
+    *,
+    precision="fp32",
+    name="adamw",
+    recipe=None,
+    is_averaged=False,
+    lr=1e-2,
+    gain=1.0,
+    least_weight=0.0,
+):
+    """`execute` makes of the step's description what runs it."""
     torch.manual_seed(0)
     device = torch.device("cuda", 0)
     model = nn.Sequential(
@@ -53,10 +72,13 @@ def train(is_graphed, sizes, *, precision="fp32", name="adamw", recipe=None, is_
     if average is not None:
         strategy.follow_updates(average.after_step)
     schedule = Schedule(
-        ScheduleJob(name="cosine"), peak_lr=1e-2, warmup_steps=2, total_steps=len(sizes)
+        ScheduleJob(name="cosine"), peak_lr=lr, warmup_steps=2, total_steps=len(sizes)
     )
-    step = GraphedStep(strategy=strategy, schedule=schedule, seed=5)
-    step._is_dropped = not is_graphed
+    step = execute(
+        TrainStep(
+            strategy=strategy, schedule=schedule, seed=5, gain=gain, least_weight=least_weight
+        )
+    )
     random = torch.Generator().manual_seed(1)
     seen = []
     for index, parts in enumerate(sizes):
@@ -83,20 +105,36 @@ SIZES = [[16], [16], [8, 8, 5], [16], [8, 8, 5], [16], [16]]
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_graph_gives_the_same_bits(precision, name):
-    _, seen, state = train(False, SIZES, precision=precision, name=name, is_averaged=True)
-    step, graphed, same = train(True, SIZES, precision=precision, name=name, is_averaged=True)
+    _, seen, state = train(never_captured, SIZES, precision=precision, name=name, is_averaged=True)
+    step, graphed, same = train(
+        GraphedStep, SIZES, precision=precision, name=name, is_averaged=True
+    )
     assert [finding.why for finding in step.findings] == []
     assert len(step._kinds) == 2
     assert graphed == seen
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
 
 
-def test_a_weight_that_only_the_predictions_know():
-    class Late(Noisy):
-        is_late = True
+class Late(Noisy):
+    is_late = True
 
-    _, seen, state = train(False, SIZES, recipe=Late(Options()))
-    step, graphed, same = train(True, SIZES, recipe=Late(Options()))
+
+@pytest.mark.parametrize("gain", [1.0, 3.3])
+@pytest.mark.parametrize("recipe", [Noisy, Late])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_graph_replays_the_formula_of_an_eager_step(precision, recipe, gain):
+    """With a rate of 0, because the optimizer reads its rate on the device in a graph only."""
+    settings = {"precision": precision, "lr": 0.0, "gain": gain, "least_weight": 18.0}
+    _, eager, _ = train(lambda step: step, SIZES, recipe=recipe(Options()), **settings)
+    step, graphed, _ = train(GraphedStep, SIZES, recipe=recipe(Options()), **settings)
+    assert [finding.why for finding in step.findings] == []
+    assert len(step._kinds) == 2
+    assert graphed == eager
+
+
+def test_a_weight_that_only_the_predictions_know():
+    _, seen, state = train(never_captured, SIZES, recipe=Late(Options()))
+    step, graphed, same = train(GraphedStep, SIZES, recipe=Late(Options()))
     assert [finding.why for finding in step.findings] == []
     assert graphed == seen
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
@@ -106,24 +144,24 @@ def test_what_cannot_be_captured_goes_on_without():
     class Reads(Noisy):
         reads = True
 
-    step, seen, state = train(True, SIZES, recipe=Reads(Options()))
+    step, seen, state = train(GraphedStep, SIZES, recipe=Reads(Options()))
     assert [finding.slug for finding in step.findings] == ["graph-dropped"]
-    _, expected, same = train(False, SIZES)
+    _, expected, same = train(never_captured, SIZES)
     assert seen == expected
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
 
 
 def test_many_sizes_go_on_without():
     sizes = [[size] for size in range(8, 18)]
-    step, seen, state = train(True, sizes)
+    step, seen, state = train(GraphedStep, sizes)
     assert "combinations of sizes" in step.findings[0].why
-    _, expected, same = train(False, sizes)
+    _, expected, same = train(never_captured, sizes)
     assert seen == expected
     assert all(torch.equal(a, b) for a, b in zip(same, state, strict=True))
 
 
 def test_nothing_waits_for_the_device():
-    step, _, _ = train(True, SIZES)
+    step, _, _ = train(GraphedStep, SIZES)
     kind = step._kinds[next(iter(step._kinds))]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -11,8 +11,8 @@ every later one         copy the batch in -> replay the passes, each with its se
 
 Graphs of all kinds share one pool of memory: only one of them is under way at a time. What cannot
 be captured, differs, or comes in too many kinds runs as it is from then on, with a Finding. The
-same functions run captured or not, on the same numbers, so a run that goes on from a checkpoint
-(whose first step is not captured) has the bits of the unbroken one.
+parts of a step are those of `TrainStep`, captured or not, on the same numbers, so a run that goes
+on from a checkpoint (whose first step is not captured) has the bits of the unbroken one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,9 @@ import torch
 from torch import Tensor
 
 from phalanx.engine.data.micro_batches import MicroBatch, StepInput, map_tensors
-from phalanx.engine.data.order import dropout_seed
 from phalanx.engine.fast.fixed_addresses import Numbers, copy_batch, sign_of
 from phalanx.engine.model.buffers import untouched
-from phalanx.engine.process.group import device_seeder
-from phalanx.engine.strategies.base import Strategy
-from phalanx.engine.strategies.optimizers import Schedule
-from phalanx.engine.strategies.skipped_steps import poisoned
-from phalanx.engine.training.step import StepResult, shared_weight, weight_name
+from phalanx.engine.training.step import StepResult, TrainStep
 from phalanx.errors import Finding
 
 _KINDS = 4  # regular, the last one of an epoch, and two to spare
@@ -66,24 +61,15 @@ class _Kind:
 
 
 class GraphedStep:
-    """Runs optimizer steps of one rank that holds the whole model."""
+    """Runs the steps that a `TrainStep` describes, of one rank that holds the whole model.
 
-    def __init__(
-        self,
-        *,
-        strategy: Strategy,
-        schedule: Schedule,
-        seed: int,
-        gain: float = 1.0,
-        least_weight: float = 0.0,
-    ) -> None:
-        self._gain = gain
-        self._least_weight = least_weight
-        self._strategy = strategy
-        self._schedule = schedule
-        self._run_seed = seed
-        self._device = strategy.process.device
-        self._seed_device = device_seeder(self._device)
+    Passes and update are graphs of their own. On one rank the collective only converts a late
+    weight and is captured with the update; on several it belongs between them, in `run`."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._strategy = step.strategy
+        self._device = step.strategy.process.device
         self._stream: Any = None
         self._pool: Any = None
         self._kinds: dict[Any, _Kind] = {}
@@ -110,58 +96,24 @@ class GraphedStep:
             self._kinds[signs] = kind
         for passes, micro_batch in zip(kind.passes, step.micro_batches, strict=True):
             copy_batch(micro_batch, passes.place)
-            self._seed(step.share.step, micro_batch.slot)
+            self._step.seed(step.share.step, micro_batch.slot)
             passes.graph.replay()
         kind.update.replay()
         self._strategy.updated()
         kind.result.lr, kind.result.weights = lr, step.weights
         return kind.result
 
-    # -- the same work, captured or not
-
     def _run_as_it_is(self, step: StepInput, lr: float) -> StepResult:
         result = StepResult(lr, {}, step.weights, None, None)
-        for micro_batch in step.micro_batches:
-            self._seed(step.share.step, micro_batch.slot)
-            self._pass(micro_batch, result)
-        self._update(result)
+        self._step.run_passes(step, result)
+        self._update(step, result)
         self._strategy.updated()
         return result
 
-    def _pass(self, micro_batch: MicroBatch, result: StepResult) -> None:
-        """Forward and backward; sums are added up where they are."""
-        precision = self._strategy.precision
-        batch = precision.convert_batch(micro_batch.batch)
-        with precision.autocast():
-            terms = self._strategy.loss(batch, micro_batch.keys)
-            parts = []
-            for name, term in terms.items():
-                parts.append(term.sum if result.weights is None else term.sum * self._factor(name))
-                _add(result.sums, name, term.sum.detach())
-            if result.weights is None:
-                late = shared_weight(terms)
-                result.late_weight = self._add_late(result.late_weight, late)
-            objective = sum(parts[1:], parts[0])
-        own = objective.detach()
-        self._strategy.backward(objective, poisoned(torch.ones_like(own), own))
-
-    def _add_late(self, so_far: Tensor | None, weight: float | Tensor) -> Tensor:
-        if not isinstance(weight, Tensor):  # a copy from the host cannot be captured
-            weight = torch.full((), float(weight), device=self._device)
-        if so_far is None:
-            return weight.detach().to(torch.float64, copy=True)
-        total: Tensor = so_far.add_(weight.detach())
-        return total
-
-    def _update(self, result: StepResult) -> None:
-        divisor = None
-        if result.weights is None:
-            assert result.late_weight is not None
-            if self._least_weight:
-                result.late_weight = result.late_weight.clamp(min=self._least_weight)
-            divisor = torch.where(result.late_weight == 0, 1.0, result.late_weight) / self._gain
+    def _update(self, step: StepInput, result: StepResult) -> None:
+        self._step.run_collective(step, result)
         with self._strategy.followers_apart():
-            result.grad_norm = self._strategy.update(divisor)
+            self._step.run_update(result)
 
     # -- capturing
 
@@ -172,7 +124,7 @@ class GraphedStep:
             )
         before = self._compare(step)
         torch.cuda.empty_cache()  # what ran as it is holds memory that the graphs' pool cannot use
-        result = StepResult(0.0, {}, step.weights, None, None)
+        result = StepResult(0.0, {}, step.weights, None, None, is_fixed=True)
         known: dict[Any, _Passes] = {}
         passes = []
         with untouched(self._strategy.model):
@@ -182,15 +134,15 @@ class GraphedStep:
                 key = (index > 0, sign)
                 if key not in known:
                     place = self._place(sign, micro_batch)
-                    graph = self._record(functools.partial(self._pass, place, result))
+                    graph = self._record(functools.partial(self._step.run_pass, place, result))
                     known[key] = _Passes(graph, place)
                 passes.append(known[key])
                 copy_batch(micro_batch, known[key].place)
-                self._seed(step.share.step, micro_batch.slot)
+                self._step.seed(step.share.step, micro_batch.slot)
                 known[key].graph.replay()
             now = self._norms()
         _check_same(before, now)
-        update = self._record(lambda: self._update(result))
+        update = self._record(lambda: self._update(step, result))
         return _Kind(passes, update, result)
 
     def _compare(self, step: StepInput) -> Tensor:
@@ -207,8 +159,8 @@ class GraphedStep:
         result = StepResult(0.0, {}, step.weights, None, None)
         with untouched(self._strategy.model):
             for micro_batch in step.micro_batches:
-                self._seed(step.share.step, micro_batch.slot)
-                self._pass(micro_batch, result)
+                self._step.seed(step.share.step, micro_batch.slot)
+                self._step.run_pass(micro_batch, result)
         norms = self._norms()
         self._strategy.optimizer.zero_grad(set_to_none=True)
         return norms
@@ -258,11 +210,12 @@ class GraphedStep:
         torch.cuda.empty_cache()
         self.findings.append(_dropped(error))
 
-    # -- numbers and seeds
+    # -- numbers
 
     def _put_numbers(self, step: StepInput) -> float:
-        """Weights of the loss as factors, and learning rates, to where kernels read them."""
-        lr = self._schedule.lr_at(step.share.step)
+        """Weights of the loss and learning rates, to where kernels read them."""
+        schedule = self._step.schedule
+        lr = schedule.lr_at(step.share.step)
         groups = self._strategy.optimizer.param_groups
         names = list(step.weights or ())
         if self._numbers is None:
@@ -272,33 +225,24 @@ class GraphedStep:
                 dtype=torch.float64 if wide else torch.float32,
                 device=self._device,
             )
-            self._numbers = Numbers(tensor, names)
+            self._numbers = Numbers(tensor)
+            self._step.reciprocals = {name: tensor[index] for index, name in enumerate(names)}
             for index, group in enumerate(groups):
                 group["lr"] = tensor[len(names) + index]
                 if "capturable" in group:
                     group["capturable"] = True
         weights = (step.weights or {}).values()
-        factors = [self._gain / weight if weight else 0.0 for weight in weights]
-        self._numbers.put(
-            [*factors, *(self._schedule.group_lr(group, step.share.step, lr) for group in groups)]
-        )
+        reciprocals = [1 / weight if weight else 0.0 for weight in weights]
+        rates = [schedule.group_lr(group, step.share.step, lr) for group in groups]
+        self._numbers.put([*reciprocals, *rates])
         return lr
-
-    def _factor(self, term: str) -> Tensor:
-        assert self._numbers is not None
-        names = self._numbers.names
-        return self._numbers.tensor[names.index(weight_name(names, term))]
-
-    def _seed(self, step: int, slot: int) -> None:
-        seed = dropout_seed(self._run_seed, step, slot)
-        torch.default_generator.manual_seed(seed)
-        self._seed_device(seed)
 
 
 @contextmanager
 def _as_if_capturing() -> Iterator[None]:
     """Inside, whatever waits for the device raises, and code that looks at values unless it is
-    captured, as transformers' masks do, is told that it is."""
+    captured, as transformers' masks do, is told that it is. torch 2.11 has no official way to say
+    so: https://docs.pytorch.org/docs/2.11/generated/torch.cuda.is_current_stream_capturing.html"""
     mode, asked = torch.cuda.get_sync_debug_mode(), torch.cuda.is_current_stream_capturing
     torch.cuda.set_sync_debug_mode("error")
     torch.cuda.is_current_stream_capturing = lambda: True
@@ -307,14 +251,6 @@ def _as_if_capturing() -> Iterator[None]:
     finally:
         torch.cuda.is_current_stream_capturing = asked
         torch.cuda.set_sync_debug_mode(mode)
-
-
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """In place from the second pass on: the first one's address stays."""
-    if name in sums:
-        sums[name].add_(value)
-    else:
-        sums[name] = value.clone()
 
 
 def _check_same(before: Tensor, now: Tensor) -> None:

@@ -13,11 +13,9 @@ from phalanx.engine.data.micro_batches import MicroBatch, map_tensors
 
 @dataclass
 class Numbers:
-    """Numbers that change from step to step, at one fixed address."""
+    """Reciprocals of the terms' weights, then learning rates of the groups, at a fixed address."""
 
     tensor: Tensor
-    names: list[str]
-    """Of the terms whose weights come first; learning rates of the groups follow."""
     last: list[float] = field(default_factory=list)
 
     def put(self, values: list[float]) -> None:

@@ -115,13 +115,7 @@ class Assembly:
         with during("settle"):
             self._settle(say)
         if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
-            self.train_step = GraphedStep(
-                strategy=self.strategy,
-                schedule=schedule,
-                seed=job.seed,
-                gain=recipe.loss_gain,
-                least_weight=recipe.least_weight,
-            )
+            self.train_step = GraphedStep(self._plain_step)
 
     def _load_weights(self, say: Callable[[str], None]) -> None:
         if self.pretrained.stored:

@@ -1,19 +1,23 @@
-"""One optimizer step: forward and backward of each slot, reduction, clipping, update.
+"""One optimizer step, described once: passes over micro-batches, the collective, the update.
 
-for slot in this rank's slots:          gradients are exchanged during the last one only
-    seed dropout by (seed, step, slot)
-    terms = recipe.loss(...)
-    objective = sum of term.sum / weight of the whole global batch
-    backward
-unscale -> clip -> optimizer step
+passes      for slot in this rank's slots:      gradients are reduced during the last one only
+                seed dropout by (seed, step, slot)
+                terms = recipe.loss(...)
+                objective = sum of term.sum / weight of the whole global batch
+                backward
+collective  gradients, buffers and a late weight become those of all ranks
+update      unscale -> clip -> optimizer step
+
+`TrainStep.run` executes the parts eagerly. `engine/fast/cuda_graph.py` captures the passes and the
+update as CUDA graphs; the collective runs in the update's graph or between the graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -32,6 +36,8 @@ from phalanx.run.heartbeat import Part
 if TYPE_CHECKING:
     from phalanx.engine.training.recording import Recorder
 
+Weight = TypeVar("Weight", float, torch.Tensor)
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -48,6 +54,21 @@ class StepResult:
     """Names of the terms, once a strategy has taken the sums out."""
     is_reduced: bool = False
     """Whether the sums are those of all ranks already."""
+    is_fixed: bool = False
+    """Whether sums are added up at addresses that stay, for passes that are captured."""
+
+    def add(self, name: str, value: torch.Tensor) -> None:
+        """Add a micro-batch's sum of a term."""
+        self.sums[name] = self._added(self.sums.get(name), value)
+
+    def add_late(self, weight: torch.Tensor) -> None:
+        """Add a micro-batch's weight that only its predictions know."""
+        self.late_weight = self._added(self.late_weight, weight)
+
+    def _added(self, total: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+        if self.is_fixed:
+            return value.clone() if total is None else total.add_(value)
+        return value if total is None else total + value
 
     def take(self) -> torch.Tensor:
         """Take the sums of this rank out, in one row; the last one is the late weight."""
@@ -67,7 +88,7 @@ class StepResult:
 
 
 class TrainStep:
-    """Runs optimizer steps."""
+    """Describes optimizer steps, and runs them eagerly."""
 
     def __init__(
         self,
@@ -84,14 +105,17 @@ class TrainStep:
         on the predictions counts at least (`Recipe.least_weight`)."""
         self._gain = gain
         self._least_weight = least_weight
-        self._strategy = strategy
-        self._schedule = schedule
+        self.strategy = strategy
+        self.schedule = schedule
         self._seed = seed
         self._filler = filler
         self._device = strategy.process.device
         self._gradient_key: Any = None
         self._gradient = torch.empty(0)
         self._seed_device = device_seeder(self._device)
+        self.reciprocals: Mapping[str, torch.Tensor] | None = None
+        """1 / weight of each term, 0 without any weight, at addresses that stay: passes that are
+        captured read them there. On CUDA torch multiplies by it, too, to divide by a number."""
         self.findings: list[Finding] = []
         """What came up since somebody looked."""
         self.recorder: Recorder | None = None
@@ -99,106 +123,148 @@ class TrainStep:
 
     def run(self, step: StepInput) -> StepResult:
         """Do one step; gradients are cleared afterwards."""
-        lr = self._schedule.apply(self._strategy.optimizer, step.share.step)
+        lr = self.schedule.apply(self.strategy.optimizer, step.share.step)
         result = StepResult(lr, {}, step.weights, None, None)
-        self._strategy.before_step(step.share.num_slots)
-        rounds = self._rounds(step)
-        for index in range(rounds):
-            with nullcontext() if index == rounds - 1 else self._strategy.hold_gradients():
-                if index < len(step.micro_batches):
-                    micro_batch = step.micro_batches[index]
-                    self._backward(step.share.step, micro_batch, result)
-                    self._strategy.after_slot(micro_batch.slot, result)
-                else:
-                    self._idle(step.share.step)
-        if not rounds:
-            self._strategy.contribute_nothing()
-        self._strategy.after_step(step.share.num_slots, result)
-        HEART.at(Part.UPDATE)
-        result.grad_norm = self._strategy.update(self._late_divisor(result))
+        self.run_passes(step, result)
+        self.run_collective(step, result)
+        self.run_update(result)
         if self.recorder is not None:
             self.recorder.step(step.share.step, lr, step.weights)
         return result
 
-    def _rounds(self, step: StepInput) -> int:
-        """How many forward and backward passes this rank runs."""
-        if not self._strategy.is_lockstep:
-            return len(step.micro_batches)
-        return deal(step.share.num_slots, 0, self._strategy.process.world)[1]  # the busiest rank's
+    # -- the parts of a step
 
-    def _idle(self, step: int) -> None:
-        """Keep in step with ranks that still have a micro-batch, without changing anything."""
-        assert self._filler is not None
-        nowhere = StepResult(0.0, {}, self._filler.weights, None, None)
-        with self._strategy.idling():
-            self._backward(step, self._filler, nowhere)
+    def run_passes(self, step: StepInput, result: StepResult) -> None:
+        """Run forward and backward of each micro-batch."""
+        self.strategy.before_step(step.share.num_slots)
+        rounds = self._rounds(step)
+        for index in range(rounds):
+            with nullcontext() if index == rounds - 1 else self.strategy.hold_gradients():
+                if index < len(step.micro_batches):
+                    micro_batch = step.micro_batches[index]
+                    self.seed(step.share.step, micro_batch.slot)
+                    self.run_pass(micro_batch, result)
+                    self.strategy.after_slot(micro_batch.slot, result)
+                else:
+                    self._idle(step.share.step)
+        if not rounds:
+            self.strategy.contribute_nothing()
 
-    def discard(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """A forward and backward that no update follows; returns the sums of the terms."""
-        result = StepResult(0.0, {}, micro_batch.weights, None, None)
-        self._backward(0, micro_batch, result)
-        return result.sums
-
-    def _backward(self, step: int, micro_batch: MicroBatch, result: StepResult) -> None:
-        HEART.at(Part.FORWARD)
-        seed = dropout_seed(self._seed, step, micro_batch.slot)
+    def seed(self, step: int, slot: int) -> None:
+        """Seed the randomness of a micro-batch's pass."""
+        seed = dropout_seed(self._seed, step, slot)
         torch.default_generator.manual_seed(seed)
         self._seed_device(seed)
-        precision = self._strategy.precision
+
+    def run_pass(self, micro_batch: MicroBatch, result: StepResult) -> None:
+        """Run forward and backward of a micro-batch, and add its sums to the result."""
+        HEART.at(Part.FORWARD)
+        precision = self.strategy.precision
         batch = precision.convert_batch(micro_batch.batch)
         with precision.autocast():
             terms = self._loss(micro_batch, batch)
             objective, gradient = self._objective(terms, result)
         HEART.at(Part.BACKWARD)
-        self._strategy.backward(objective, gradient)
+        self.strategy.backward(objective, gradient)
+
+    def run_collective(self, step: StepInput, result: StepResult) -> None:
+        """Make gradients, changed buffers and a late weight those of all ranks."""
+        self.strategy.after_step(step.share.num_slots, result)
+        HEART.at(Part.UPDATE)
+        if result.weights is not None:
+            return
+        weight = result.late_weight
+        if weight is None:  # no micro-batch on this rank in this step
+            weight = torch.zeros((), device=self._device)
+        if not result.is_reduced:
+            weight = self.strategy.process.sum_(weight.double())
+        result.late_weight = weight
+
+    def run_update(self, result: StepResult) -> None:
+        """Divide by a late weight, clip, and change the weights of the model."""
+        result.grad_norm = self.strategy.update(self._late_divisor(result))
+
+    def discard(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A forward and backward that no update follows; returns the sums of the terms."""
+        result = StepResult(0.0, {}, micro_batch.weights, None, None)
+        self.seed(0, micro_batch.slot)
+        self.run_pass(micro_batch, result)
+        return result.sums
+
+    # -- the formula
+
+    def _rounds(self, step: StepInput) -> int:
+        """How many forward and backward passes this rank runs."""
+        if not self.strategy.is_lockstep:
+            return len(step.micro_batches)
+        return deal(step.share.num_slots, 0, self.strategy.process.world)[1]  # the busiest rank's
+
+    def _idle(self, step: int) -> None:
+        """Keep in step with ranks that still have a micro-batch, without changing anything."""
+        assert self._filler is not None
+        nowhere = StepResult(0.0, {}, self._filler.weights, None, None)
+        with self.strategy.idling():
+            self.seed(step, self._filler.slot)
+            self.run_pass(self._filler, nowhere)
 
     def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:
-        if self.recorder is None or self._strategy.is_idle:
-            return self._strategy.loss(batch, micro_batch.keys)
-        return self.recorder.loss(micro_batch, lambda: self._strategy.loss(batch, micro_batch.keys))
+        if self.recorder is None or self.strategy.is_idle:
+            return self.strategy.loss(batch, micro_batch.keys)
+        return self.recorder.loss(micro_batch, lambda: self.strategy.loss(batch, micro_batch.keys))
 
     def _objective(
         self, terms: Mapping[str, Term], result: StepResult
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What to run backward from, and the gradient to begin with where that is not 1."""
-        factor = 0.0 if self._strategy.is_idle else self._strategy.gradient_scale
-        if result.weights is not None:  # else it is in the divisor: fp16 overflows less
+        weights = result.weights
+        factor = 0.0 if self.strategy.is_idle else self.strategy.gradient_scale
+        if weights is not None:  # else it is in the divisor: fp16 overflows less
             factor *= self._gain
-        if len(terms) == 1 and result.weights is not None and self._strategy.takes_gradient:
+        for name, term in terms.items():
+            result.add(name, term.sum.detach())
+        if len(terms) == 1 and weights is not None and self.strategy.takes_gradient:
             ((name, term),) = terms.items()
             own = term.sum.detach()
-            result.sums[name] = result.sums[name] + own if name in result.sums else own
-            gradient = self._first_gradient(own, factor, weight_of(result.weights, name))
-            return term.sum, poisoned(gradient, own)
-        parts = []
-        for name, term in terms.items():
-            own = term.sum.detach()
-            result.sums[name] = result.sums[name] + own if name in result.sums else own
-            if result.weights is None:
-                parts.append(term.sum)
-            else:
-                parts.append(divide(term.sum, weight_of(result.weights, name)))
-        if result.weights is None:
-            weight = torch.as_tensor(shared_weight(terms), device=self._device).detach()
-            result.late_weight = (
-                weight if result.late_weight is None else result.late_weight + weight
-            )
+            return term.sum, poisoned(self._first_gradient(own, factor, name, weights), own)
+        if weights is None:
+            parts = [term.sum for term in terms.values()]
+            result.add_late(self._to_device(shared_weight(terms)))
+        else:
+            parts = [self._weighed(term.sum, name, weights) for name, term in terms.items()]
         objective = sum(parts[1:], parts[0])
         objective = objective if factor == 1.0 else objective * factor
-        if self._strategy.is_idle:
+        if self.strategy.is_idle:
             return objective, None
         own = objective.detach()
         return objective, poisoned(torch.ones_like(own), own)
 
-    def _first_gradient(self, total: torch.Tensor, factor: float, weight: float) -> torch.Tensor:
+    def _weighed(
+        self, total: torch.Tensor, term: str, weights: Mapping[str, float]
+    ) -> torch.Tensor:
+        """A sum by the weight of its term in the global batch."""
+        if self.reciprocals is None:
+            divided: torch.Tensor = divide(total, weight_of(weights, term))
+            return divided
+        return (total * weight_of(self.reciprocals, term)).to(total.dtype)
+
+    def _to_device(self, weight: float | torch.Tensor) -> torch.Tensor:
+        if isinstance(weight, torch.Tensor):
+            return weight.detach().to(self._device)
+        # Filled and not copied from the host, which could not be captured.
+        known = torch.as_tensor(weight)
+        return torch.full((), known.item(), dtype=known.dtype, device=self._device)
+
+    def _first_gradient(
+        self, total: torch.Tensor, factor: float, term: str, weights: Mapping[str, float]
+    ) -> torch.Tensor:
         """What backward through `total / weight * factor` would begin with, to the bit, without
         these two operators: in a step of half a millisecond they take a thirtieth."""
-        key = factor, weight, total.dtype, total.shape
+        key = factor, weight_of(weights, term), total.dtype, total.shape
         if key == self._gradient_key:
             return self._gradient
-        gradient = torch.full_like(total, factor)
-        gradient = gradient / weight if weight else gradient * 0.0
-        if self._device.type == "cpu":  # a CUDA graph would read one that is long let go
+        gradient = self._weighed(torch.full_like(total, factor), term, weights)
+        # On CUDA a graph would read one that is long let go.
+        if self._device.type == "cpu" and self.reciprocals is None:
             self._gradient_key, self._gradient = key, gradient
         return gradient
 
@@ -206,20 +272,12 @@ class TrainStep:
         """What the gradients are still to be divided by."""
         if result.weights is not None:
             return None
-        total = self._late_weight(result)
+        total = result.late_weight
+        assert total is not None, "the collective comes before the update"
         if self._least_weight:
             result.late_weight = total = total.clamp(min=self._least_weight)
         # Nothing to learn from where there is no weight: gradients are 0.
         return torch.where(total == 0, 1.0, total) / self._gain
-
-    def _late_weight(self, result: StepResult) -> torch.Tensor:
-        weight = result.late_weight
-        if result.is_reduced and weight is not None:
-            return weight
-        if weight is None:  # no micro-batch on this rank in this step
-            weight = torch.zeros((), device=self._device)
-        result.late_weight = self._strategy.process.sum_(weight.double())
-        return result.late_weight
 
 
 def divide(total: Any, weight: float) -> Any:
@@ -227,16 +285,11 @@ def divide(total: Any, weight: float) -> Any:
     return total / weight if weight else total * 0.0
 
 
-def weight_of(weights: Mapping[str, float], term: str) -> float:
-    """The global weight of a term."""
-    return weights[weight_name(weights, term)]
-
-
-def weight_name(weights: Collection[str], term: str) -> str:
-    """Whose weight a term has: its own, or the one that stands for every term."""
+def weight_of(weights: Mapping[str, Weight], term: str) -> Weight:
+    """The global weight of a term: its own, or the one that stands for every term."""
     for name in (term, ANY_TERM):
         if name in weights:
-            return name
+            return weights[name]
     raise UserError(
         Finding(
             slug="term-weight",

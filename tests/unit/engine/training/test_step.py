@@ -10,7 +10,7 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.optimizers import Schedule
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
-from phalanx.engine.training.step import TrainStep, weight_of
+from phalanx.engine.training.step import StepResult, TrainStep, weight_of
 from phalanx.errors import UserError
 from phalanx.job.schema import Schedule as ScheduleJob
 from phalanx.planner.schema.micro_batches import StepShare
@@ -29,19 +29,23 @@ class Sums(Recipe):
         return {name: Term(model(batch).square().sum(), len(batch)) for name in self.terms}
 
 
-@pytest.fixture(params=[TrainStep, GraphedStep], ids=["plain", "graphed, before it is captured"])
+def graphed(**parts):
+    return GraphedStep(TrainStep(**parts))
+
+
+@pytest.fixture(params=[TrainStep, graphed], ids=["plain", "graphed, before it is captured"])
 def kind(request):
     return request.param
 
 
-def make(recipe=None, *, clip_norm=None, precision="fp32", kind=TrainStep):
+def make(recipe=None, *, clip_norm=None, precision="fp32", kind=TrainStep, **settings):
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     strategy = Single(recipe or Sums(Options()), model, Process(0, 1, CPU, "none"))
     schedule = Schedule(ScheduleJob(name="constant"), peak_lr=0.01, warmup_steps=0, total_steps=10)
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}], lr=1.0)
     strategy.adopt(optimizer, Precision(precision, CPU), clip_norm)
-    return model, kind(strategy=strategy, schedule=schedule, seed=0)
+    return model, kind(strategy=strategy, schedule=schedule, seed=0, **settings)
 
 
 def make_input(sizes, weights):
@@ -74,7 +78,7 @@ def test_the_norm_before_clipping_is_kept(kind):
 
 def test_fp16_unscales_before_it_clips():
     model, step = make(clip_norm=1.0, precision="fp16")
-    scaler = step._strategy.precision.scaler
+    scaler = step.strategy.precision.scaler
     scaler.load_state_dict(scaler.state_dict() | {"scale": 64.0})  # 65,536 overflows at first
     result = step.run(make_input([4], {"*": 4.0}))
     assert result.grad_norm.item() == pytest.approx(GRADIENT, rel=1e-3)
@@ -119,8 +123,7 @@ def test_several_terms_may_share_one_late_weight(kind):
 
 @pytest.mark.parametrize("weights", [{"*": 4.0}, None])
 def test_a_gain_multiplies_gradients_and_not_what_is_shown(weights, kind):
-    model, step = make(kind=kind)
-    step._gain = 3.0
+    model, step = make(kind=kind, gain=3.0)
     result = step.run(make_input([2, 2], weights))
     assert model.weight.item() == pytest.approx(1 - 0.01 * 3 * GRADIENT)
     assert result.sums["fit"].item() == pytest.approx(85)
@@ -130,8 +133,7 @@ def test_a_gain_multiplies_gradients_and_not_what_is_shown(weights, kind):
 @pytest.mark.parametrize("sizes", [[4], [1, 3]], ids=str)
 def test_a_late_weight_counts_at_least_that_of_the_whole_batch(sizes, least, counted, kind):
     # Of each micro-batch by itself it would be another sum for other sizes.
-    model, step = make(kind=kind)
-    step._least_weight = least
+    model, step = make(kind=kind, least_weight=least)
     result = step.run(make_input(sizes, None))
     assert model.weight.item() == pytest.approx(1 - 0.01 * GRADIENT * 4 / counted)
     assert float(result.late_weight) == counted
@@ -173,6 +175,23 @@ def test_a_discarded_pass_names_the_terms():
     assert model.weight.item() == 1.0
 
 
+def test_sums_for_a_graph_stay_where_they_are_and_are_not_the_recipes():
+    plain = StepResult(0.0, {}, None, None, None)
+    fixed = StepResult(0.0, {}, None, None, None, is_fixed=True)
+    parts = [torch.tensor(0.1), torch.tensor(0.7), torch.tensor(0.3)]
+    kept = [part.clone() for part in parts]
+    places = set()
+    for part in parts:
+        for result in (plain, fixed):
+            result.add("fit", part)
+            result.add_late(part)
+        places.add((fixed.sums["fit"].data_ptr(), fixed.late_weight.data_ptr()))
+    assert len(places) == 1
+    assert torch.equal(fixed.sums["fit"], plain.sums["fit"])
+    assert torch.equal(fixed.late_weight, plain.late_weight)
+    assert parts == kept
+
+
 class Onlooker:
     """Stands in for a recorder."""
 
@@ -193,7 +212,7 @@ class Onlooker:
 @pytest.mark.parametrize("weights", [{"*": 4.0}, None], ids=["known", "late"])
 def test_a_recorder_sees_whole_gradients_that_are_not_clipped(weights):
     _, step = make(clip_norm=1.0)
-    step.recorder = onlooker = Onlooker(step._strategy)
+    step.recorder = onlooker = Onlooker(step.strategy)
     step.run(make_input([1, 3], weights))
     assert onlooker.seen == [
         ("loss", 0, 1.0),
@@ -212,6 +231,6 @@ def test_backward_begins_with_what_a_division_and_a_product_would_give(factor, w
     objective = total / weight if weight else total * 0.0
     (objective * factor).backward()
     for _ in range(2):  # made, and kept
-        gradient = step._first_gradient(total.detach(), factor, weight)
+        gradient = step._first_gradient(total.detach(), factor, "fit", {"*": weight})
         assert gradient.dtype == dtype
         assert torch.equal(gradient, total.grad)
