@@ -87,9 +87,9 @@ def collect_stacks(run: RunDirectory, pids: Mapping[int, int]) -> list[dict[str,
     for rank, pid in pids.items():
         run.collectives_file(rank).unlink(missing_ok=True)
         with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)  # first: a signal may end the call that the rank is in
             if (number := _collectives_signal()) is not None:
                 os.kill(pid, number)
-            os.kill(pid, signal.SIGUSR2)
     _wait_until_written(run, {rank: size for rank, size in sizes.items() if states[rank] != "T"})
     return [
         {

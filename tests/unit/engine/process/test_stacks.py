@@ -13,7 +13,7 @@ from phalanx.run.directory import RunDirectory
 
 # A thread that was there before has no signal blocked, as those of the CUDA driver have not.
 RANK = """
-import sys, threading, time
+import ctypes, sys, threading, time
 from pathlib import Path
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from phalanx.engine.process.stacks import answer_when_asked, answer_with_collectives
@@ -25,10 +25,16 @@ if sys.argv[2] == "serves":
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     dist.barrier()
     answer_with_collectives(RunDirectory(Path(sys.argv[1])), 0)
-def stuck():
+def interrupted():
     print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(60)  # ends at the first signal that is handled
+def stuck():
     while True:
         time.sleep(0.01)
+if sys.argv[2] == "interrupted":
+    interrupted()
+else:
+    print("ready", flush=True)
 stuck()
 """
 
@@ -66,6 +72,24 @@ def test_stacks_and_collectives_of_a_rank_that_lives_on(run, serves):
         # A stop that is asked for meanwhile is no question.
         os.kill(rank.pid, signal.SIGTERM)
         assert rank.wait(30) == -signal.SIGTERM
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="collectives are asked for on Linux")
+def test_stacks_show_the_call_that_asking_ends(run, monkeypatch):
+    kill = os.kill
+
+    def slow_kill(pid, number):  # the rank handles each signal before the next one is sent
+        kill(pid, number)
+        time.sleep(0.5)
+
+    rank = start(run, "interrupted")
+    try:
+        monkeypatch.setattr(os, "kill", slow_kill)
+        (answer,) = collect_stacks(run, {0: rank.pid})
+        assert "in interrupted" in answer["stacks"]
     finally:
         rank.kill()
         rank.wait()
