@@ -28,12 +28,14 @@ if sys.argv[2] == "serves":
 def interrupted():
     print("ready", flush=True)
     ctypes.PyDLL(None).sleep(60)  # ends at the first signal that is handled
-    time.sleep(60)
 def stuck():
     print("ready", flush=True)
     while True:
         time.sleep(0.01)
-interrupted() if sys.argv[2] == "interrupted" else stuck()
+if sys.argv[2] == "interrupted":
+    interrupted()
+    time.sleep(60)
+stuck()
 """
 
 
