@@ -160,10 +160,17 @@ def test_events_of_another_run_or_of_an_attempt_that_is_over_are_not_read(run):
 
 
 def test_a_rank_holds_its_run_and_its_children_do_not(run):
-    # A loader process is forked, a simulator is a new program.
-    more = (
-        "import subprocess\nif os.fork() == 0: time.sleep(600)\nsubprocess.Popen(['sleep', '600'])"
-    )
+    # A loader process is forked, a simulator is a new program. A forked process lets go in its
+    # first instructions, and says here when it has run them.
+    more = """
+import subprocess
+begun, begins = os.pipe()
+if os.fork() == 0:
+    os.write(begins, b"1")
+    time.sleep(600)
+os.read(begun, 1)
+subprocess.Popen(["sleep", "600"])
+"""
     with subprocess.Popen(
         [sys.executable, "-c", RANK.format(more=more), str(run.path)],
         stdout=subprocess.PIPE,
