@@ -7,6 +7,7 @@ from tests.contract.source import PACKAGE, ROOT, imports, is_package, source_fil
 # A room may import the rooms above it in its list and nothing else. `engine`, `tracing` and
 # `exporter` need torch: they are reached only as child processes.
 WITHOUT_TORCH = (
+    "codec",
     "errors",
     "job.source",
     "job.deepspeed",

@@ -1,0 +1,33 @@
+"""Frozen objects as JSON and back: the one codec of files, events and messages.
+
+Dataclasses become objects, NamedTuples lists, enums their values and paths strings. Types are checked
+on the way in; a field that this version does not know is ignored, and one that is missing takes its
+default. Wrong or missing values raise ValueError.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+T = TypeVar("T")
+Json = Any
+"""What `json.dumps` takes and `json.loads` gives."""
+
+
+def to_json(value: Any) -> Json:
+    """Return an object as plain JSON values; NaN and infinities stay floats."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def from_json(kind: type[T], record: Json) -> T:
+    """Return the object that a JSON value holds; raises ValueError if it holds another."""
+    value: T = _adapter(kind).validate_python(record)
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
