@@ -1,8 +1,8 @@
 """Frozen objects as JSON and back: the one codec of files, events and messages.
 
-Dataclasses become objects, NamedTuples lists, enums their values and paths strings. Types are checked
-on the way in; a field that this version does not know is ignored, and one that is missing takes its
-default. Wrong or missing values raise ValueError.
+Dataclasses become objects, NamedTuples lists, enums their values and paths strings. Types are
+checked on the way in; a field that this version does not know is ignored, and one that is missing
+takes its default. Wrong or missing values raise ValueError.
 """
 
 from __future__ import annotations
