@@ -127,7 +127,7 @@ class GraphedStep:
     def _record_passes(
         self, step: StepInput, signs: tuple[Any, ...], result: StepResult
     ) -> list[_Passes]:
-        """Capture the passes of a step; micro-batches of one size share a graph, but for the first."""
+        """Capture the passes of a step: one graph for each size, and one for the first pass."""
         known: dict[Any, _Passes] = {}
         keys = [(index > 0, sign) for index, sign in enumerate(signs)]
         for key, micro_batch in zip(keys, step.micro_batches, strict=True):
