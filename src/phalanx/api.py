@@ -20,6 +20,7 @@ from phalanx.output.script_view import show_end as show_script_end
 from phalanx.planner.schema.plan import Plan
 from phalanx.prepare.job import Source
 from phalanx.prepare.plan import other_machine
+from phalanx.prepare.trained_model import Which
 from phalanx.run.directory import find_run
 from phalanx.scripts.request import ScriptRequest, prepare_script
 from phalanx.verbs.bench import Bench
@@ -182,12 +183,7 @@ def evaluate(
 
     `evaluate("runs/first").metrics`, `evaluate(run, benchmark=Benchmark("reach", episodes=50))`;
     raises UserError."""
-    which: dict[str, Any] = {
-        "checkpoint": str(checkpoint),
-        "weights": weights,
-        "recipe": recipe,
-        "output": Path(output),
-    }
+    which = Which(checkpoint=str(checkpoint), weights=weights, recipe=recipe, output=Path(output))
     reference = str(model) if model is not None else None
     if benchmark is None:
         return evaluate_trained(reference, _overrides(overrides, keys), **which)
