@@ -36,28 +36,6 @@ from phalanx.verbs.train import Hooks, Result
 from phalanx.verbs.train import train as _train
 from phalanx.verbs.verify import Verification, verify_job
 
-__all__ = [
-    "Bench",
-    "Benchmark",
-    "Diagnosis",
-    "Estimate",
-    "Evaluated",
-    "Export",
-    "Result",
-    "ScriptResult",
-    "Verification",
-    "bench",
-    "check",
-    "doctor",
-    "estimate",
-    "evaluate",
-    "export",
-    "launch",
-    "plan",
-    "train",
-    "verify",
-]
-
 
 def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
     """What there is on this machine, and what is wrong with it."""
