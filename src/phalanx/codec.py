@@ -21,12 +21,14 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    return _adapter(type(value)).dump_python(value, mode="json")
+    kind: Any = type(value)
+    return _adapter(kind).dump_python(value, mode="json")
 
 
 def from_json(kind: type[T], record: Json) -> T:
     """Return the object that a JSON value holds; raises ValueError if it holds another."""
-    value: T = _adapter(kind).validate_python(record)
+    any_kind: Any = kind
+    value: T = _adapter(any_kind).validate_python(record)
     return value
 
 
