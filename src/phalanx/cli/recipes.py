@@ -41,13 +41,9 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 def show(name: Annotated[str, _NAME]) -> int:
     """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
     from phalanx.job.presets import describe_preset, list_presets
-<<<<<<< HEAD
-    from phalanx.output import console
     from phalanx.recipe.benchmarking import known_benchmarks
     from phalanx.recipe.collecting import collecting_settings
     from phalanx.recipe.exporting import export_forms
-=======
->>>>>>> main
     from phalanx.recipe.loading import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
