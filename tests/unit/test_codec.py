@@ -73,3 +73,10 @@ def test_a_field_of_a_newer_version_is_ignored_and_a_missing_one_has_its_default
 def test_what_holds_another_object_is_a_value_error(record):
     with pytest.raises(ValueError):
         from_json(Everything, record)
+
+
+def test_the_error_is_one_line_that_names_the_place():
+    with pytest.raises(ValueError) as caught:
+        from_json(Everything, {"count": {"value": "x", "reason": ""}})
+    assert str(caught.value).startswith("count.value: ")
+    assert "\n" not in str(caught.value)

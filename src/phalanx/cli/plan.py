@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.codec import to_json
 
 
 @with_job_options
@@ -75,11 +76,11 @@ def plan(
         console.say_json(
             {
                 "plan": prepared.plan.to_json(),
-                "findings": [finding.to_json() for finding in findings],
+                "findings": to_json(findings),
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
                 "cost": cost_of(prepared.plan, price),
                 "is_elsewhere": prepared.is_elsewhere,
-                "machine": prepared.machine.to_json(),
+                "machine": to_json(prepared.machine),
             }
         )
         return 0

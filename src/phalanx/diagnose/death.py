@@ -7,7 +7,7 @@ the first in time is the cause. Where no row fits the answer is `unknown`, with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
@@ -64,14 +64,12 @@ class Death:
     def to_finding(self) -> Finding:
         """For the end of a run: what happened, the lines that say so, what mends it."""
         seen = "; ".join(f"{line}: {line.text.strip()[:_SHOWN]}" for line in self.evidence[:3])
-        fields = {
-            "slug": self.cause,
-            "what": f"{self.place}: {self.words}",
-            "why": seen or "its exit code says so",
-            "fix": self.fix,
-            "severity": "error",
-        }
-        return Finding.from_json(fields)
+        return Finding(
+            slug=self.cause,
+            what=f"{self.place}: {self.words}",
+            why=seen or "its exit code says so",
+            fix=self.fix,
+        )
 
 
 def find_death(scene: Scene, attempt: int) -> Death | None:
@@ -98,8 +96,7 @@ def explain_end(scene: Scene, attempt: int, findings: list[Finding]) -> list[Fin
         return [death.to_finding(), *findings[1:]]
     if findings[0].slug != "rank-killed" or f"rank {death.rank} " not in findings[0].what:
         return findings
-    said = {"why": death.words, "fix": death.fix}
-    return [Finding.from_json({**findings[0].to_json(), **said}), *findings[1:]]
+    return [replace(findings[0], why=death.words, fix=death.fix), *findings[1:]]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.job.schema import Hang
@@ -63,7 +64,7 @@ class Bench:
             "precision": plan.precision.value,
             "measured": [
                 {
-                    **measured.to_json(),
+                    **to_json(measured),
                     "samples_per_s": throughput(measured.step) if measured.step else None,
                 }
                 for measured in self.measured
@@ -82,10 +83,10 @@ class Bench:
             "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
         }
         return {
-            "calibration": self.calibration.to_json(),
+            "calibration": to_json(self.calibration),
             "job": job if self.recipe is not None else None,
             "stored": str(self.stored),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 
@@ -225,9 +226,9 @@ class _Listener:
         if event.kind == "measuring":
             self._say(f"measuring: {data['what']}")
         elif event.kind == "device":
-            self.calibration = Calibration.from_json(data["calibration"])
+            self.calibration = from_json(Calibration, data["calibration"])
         elif event.kind == "measured":
-            self.measured.append(Measured.from_json(data))
+            self.measured.append(from_json(Measured, data))
         elif event.kind == "finding":
             finding = Finding.from_json(data["finding"])
             if finding not in self.findings:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.job import Override
 from phalanx.prepare.engine_child import ask_engine, findings_of
@@ -78,7 +79,7 @@ class Export:
             "files": self.files,
             "compared": self.compared,
             "metrics": self.metrics,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 
