@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
-from phalanx.codec import to_json
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
 
 
 @with_job_options
@@ -51,7 +52,7 @@ def plan(
     Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
     phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
-    from phalanx.output import console
+    from phalanx.codec import to_json
     from phalanx.output.plan import show_plan
     from phalanx.output.sweep import show_sweep
     from phalanx.output.why import show_why
@@ -90,8 +91,6 @@ def plan(
 
 
 def _two_questions(why: str, sweep: str) -> Exception:
-    from phalanx.errors import Finding, UserError
-
     return UserError(
         Finding(
             slug="two-questions",
