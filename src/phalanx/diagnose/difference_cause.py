@@ -10,6 +10,7 @@ from phalanx.diagnose.compare import Comparison, Measured
 from phalanx.diagnose.evidence import Evidence, listed, numbers
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding
+from phalanx.job.strategies import facts_of
 
 KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
 
@@ -241,7 +242,7 @@ class _Cause:
             fix = "requires_grad_(True) in model(); hold it back with `lr_scale: 0` in groups()"
         else:
             where = f"{strategy} leaves it out: it came into the model after training began"
-            if strategy == "ddp":
+            if facts_of(strategy).has_ddp_wrapper:
                 where += ", or is among _ddp_params_and_buffers_to_ignore"
             fix = f"let model() return `{name}` as an ordinary parameter"
         return Finding(
