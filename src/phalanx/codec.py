@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +34,15 @@ def from_json(kind: type[T], record: Json) -> T:
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
     return value
+
+
+def finite(value: Json) -> Json:
+    """Return a JSON value with null for NaN and infinities, which JSON itself has no word for."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

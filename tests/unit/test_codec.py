@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 
-from phalanx.codec import from_json, to_json
+from phalanx.codec import finite, from_json, to_json
 
 T = TypeVar("T")
 
@@ -80,3 +80,8 @@ def test_the_error_is_one_line_that_names_the_place():
         from_json(Everything, {"count": {"value": "x", "reason": ""}})
     assert str(caught.value).startswith("count.value: ")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_finite_becomes_null():
+    value = {"a": [1.5, math.nan, {"b": -math.inf}], "c": "inf", "d": None}
+    assert finite(value) == {"a": [1.5, None, {"b": None}], "c": "inf", "d": None}
