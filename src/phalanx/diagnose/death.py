@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
 from phalanx.diagnose.hang import Hang, find_hang
 from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
@@ -64,12 +65,13 @@ class Death:
     def to_finding(self) -> Finding:
         """For the end of a run: what happened, the lines that say so, what mends it."""
         seen = "; ".join(f"{line}: {line.text.strip()[:_SHOWN]}" for line in self.evidence[:3])
-        return Finding(
-            slug=self.cause,
-            what=f"{self.place}: {self.words}",
-            why=seen or "its exit code says so",
-            fix=self.fix,
-        )
+        fields = {
+            "slug": self.cause,
+            "what": f"{self.place}: {self.words}",
+            "why": seen or "its exit code says so",
+            "fix": self.fix,
+        }
+        return from_json(Finding, fields)
 
 
 def find_death(scene: Scene, attempt: int) -> Death | None:
