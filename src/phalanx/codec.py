@@ -21,8 +21,7 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    kind: Any = type(value)
-    return _adapter(kind).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def from_json(kind: type[T], record: Json) -> T:
