@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
 from phalanx.diagnose.hang import Hang, find_hang
 from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
@@ -65,9 +66,8 @@ class Death:
             "what": f"{self.place}: {self.words}",
             "why": seen or "its exit code says so",
             "fix": self.fix,
-            "severity": "error",
         }
-        return Finding.from_json(fields)
+        return from_json(Finding, fields)
 
 
 def find_death(scene: Scene, attempt: int) -> Death | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding, UserError, format_bytes
 from phalanx.machine import Machine
 from phalanx.places.remote.answers import Look
@@ -169,7 +170,7 @@ def _ask_check(
             lines += [record["line"]] if "line" in record else []
         told = json.loads("\n".join(lines))
         machine = Machine.from_json(told["machine"])
-        return machine, [Finding.from_json(record) for record in told["findings"]]
+        return machine, from_json(list[Finding], told["findings"])
     except (LineDroppedError, UserError, ValueError, KeyError, TypeError) as error:
         last = next((line.strip() for line in reversed(lines) if line.strip()), str(error))
         return None, [
