@@ -12,7 +12,7 @@ from functools import cache
 from math import isfinite
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 Json = Any
@@ -21,14 +21,17 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    kind: Any = type(value)
-    return _adapter(kind).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def from_json(kind: type[T], record: Json) -> T:
     """Return the object that a JSON value holds; raises ValueError if it holds another."""
-    any_kind: Any = kind
-    value: T = _adapter(any_kind).validate_python(record)
+    try:
+        value: T = _adapter(kind).validate_python(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
     return value
 
 
