@@ -58,10 +58,6 @@ class Death:
         after = f" after {self.step} step{'' if self.step == 1 else 's'}" if self.step else ""
         return f"rank {self.rank}{where}{after}"
 
-    def to_json(self) -> dict[str, Any]:
-        lines = [{"file": x.file, "line": x.number, "text": x.text} for x in self.evidence]
-        return {**vars(self), "evidence": lines}
-
     def to_finding(self) -> Finding:
         """For the end of a run: what happened, the lines that say so, what mends it."""
         seen = "; ".join(f"{line}: {line.text.strip()[:_SHOWN]}" for line in self.evidence[:3])
@@ -283,4 +279,4 @@ def _with_code(lines: list[LogLine], at: LogLine) -> list[LogLine]:
     """A line of a traceback and the code below it."""
     below = lines.index(at) + 1
     code = lines[below].text.strip() if below < len(lines) else ""
-    return [at._replace(text=f"{at.text.strip()}: {code}" if code else at.text.strip())]
+    return [replace(at, text=f"{at.text.strip()}: {code}" if code else at.text.strip())]
