@@ -27,7 +27,8 @@ from phalanx.engine.strategies.skipped_steps import (
 )
 from phalanx.errors import Finding
 from phalanx.job.strategies import facts_of
-from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
+from phalanx.recipe.interface import Batch, Recipe, Term
+from phalanx.recipe.showing import Media, Sample
 
 RunBackward = Callable[[MicroBatch], Mapping[str, torch.Tensor]]
 """Runs a forward and backward that no update follows; returns the sums of the terms."""

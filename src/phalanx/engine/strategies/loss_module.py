@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
+from phalanx.recipe.interface import Batch, Recipe, Term
+from phalanx.recipe.showing import Media, Sample, Showing
 
 
 class LossModule(nn.Module):
@@ -35,6 +36,7 @@ class LossModule(nn.Module):
     ) -> Mapping[str, Any] | torch.Tensor | Sequence[Sample | Media]:
         with self.autocast():
             if is_evaluation and batch is None:
+                assert isinstance(self._recipe, Showing)
                 return self._recipe.samples(self.model)
             if is_evaluation:
                 return self._recipe.evaluate(self.model, batch)
