@@ -24,6 +24,7 @@ from origin import commit_of_tree
 from points import find_settings
 from traces import read_trace, trace_file
 
+from phalanx.codec import to_json
 from phalanx.machine import probe_machine
 from phalanx.planner.solve import solve_plan
 
@@ -39,10 +40,10 @@ def measure_setting(setting, machine):
     measured = measure_job_here(job, plan, setting.micro_batches)
     notes = " ".join(note for point in measured for note in point.notes)
     rungs = {
-        rung: "off" if f"{rung} was dropped" in notes else getattr(plan, rung).value
+        rung: "off" if f"{rung} was dropped" in notes else getattr(plan.execution, rung).value
         for rung in ("channels_last", "cuda_graph")
     }
-    return {"points": [point.to_json() for point in measured], **rungs}
+    return {"points": [to_json(point) for point in measured], **rungs}
 
 
 def make_plan(setting, machine):

@@ -70,7 +70,7 @@ def plain_loop(base, dtype=torch.float64, steps=6, seed=7):
         factor = (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * (step - 2) / 4)) / 2
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * factor
-        epoch = step // plan.steps_per_epoch
+        epoch = step // plan.micro_batches.steps_per_epoch
         slots = plan.slots_of(step)
         ids = np.concatenate([ids_at(seed, epoch, s.start, s.stop, len(data)) for s in slots])
         loss = recipe.loss(model, data.__getitems__(ids, ids), None)["loss"].sum / len(ids)
@@ -169,7 +169,7 @@ def test_frozen_weights_are_held_in_the_precision_of_the_run(
     shares = assert_as_predicted(pool, run, ranks, env=BF16)
     plan = Plan.from_json(json.loads(run.plan_file.read_text()))
     is_full = changes.get("frozen_precision") == "full"
-    assert plan.frozen_precision.value == ("full" if is_full else "compute")
+    assert plan.numerics.frozen_precision.value == ("full" if is_full else "compute")
     if strategy == "single":
         norms, embedding, linear, learning = 3 * 2 * 16, 40 * 16, 3 * (16 * 16 + 16), 3 * 64 + 40
         size = 4 if is_full else 2

@@ -208,7 +208,7 @@ def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: 
     from phalanx.output import console
     from phalanx.verbs.ladder import Rung, climb
 
-    total = 3 if prepared.plan.ranks.value > 1 else 1
+    total = 3 if prepared.plan.devices.ranks.value > 1 else 1
     rungs: list[Rung] = []
 
     def show(rung: Rung) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding
 from phalanx.planner.schema.trace import EAGER, Trace
 from phalanx.prepare.engine_child import ask_engine, findings_of
@@ -39,7 +40,7 @@ def trace_recipe(
     )
     if answer is None:
         return None, [_silent(spec, silent_because)]
-    trace = Trace.from_json(answer["trace"]) if answer["trace"] else None
+    trace = from_json(Trace, answer["trace"]) if answer["trace"] else None
     return trace, findings_of(answer)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.job.schema import Hang
@@ -22,6 +23,7 @@ from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
 from phalanx.run.events import Event
+from phalanx.run.purpose import Measure
 from phalanx.supervise.hang import HangWatch
 from phalanx.supervise.outcomes import Outcome
 from phalanx.supervise.supervisor import Supervisor
@@ -57,13 +59,13 @@ class Bench:
         plan, fastest = self.plan, self.fastest
         job = {
             "recipe": self.recipe,
-            "ranks": plan.ranks.value,
-            "device": plan.device.value,
-            "strategy": plan.strategy.value,
-            "precision": plan.precision.value,
+            "ranks": plan.devices.ranks.value,
+            "device": plan.devices.device.value,
+            "strategy": plan.parallel.strategy.value,
+            "precision": plan.numerics.precision.value,
             "measured": [
                 {
-                    **measured.to_json(),
+                    **to_json(measured),
                     "samples_per_s": throughput(measured.step) if measured.step else None,
                 }
                 for measured in self.measured
@@ -71,15 +73,15 @@ class Bench:
             "predicted": [
                 {
                     "micro_batch": micro_batch,
-                    "step_s": made.step_s.value,
-                    "forecast": made.forecast.to_json() if made.forecast is not None else None,
-                    "allocated_bytes": made.memory_bytes.value,
-                    "process_bytes": made.process_bytes.value,
+                    "step_s": made.predicted.step_s.value,
+                    "forecast": to_json(made.predicted.forecast),
+                    "allocated_bytes": made.predicted.memory_bytes.value,
+                    "process_bytes": made.predicted.process_bytes.value,
                 }
                 for micro_batch, made in self.predicted.items()
             ],
             "fastest_micro_batch": fastest.micro_batch if fastest else None,
-            "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
+            "bottleneck": to_json(self.bottleneck),
         }
         return {
             "calibration": self.calibration.to_json(),
@@ -119,11 +121,11 @@ def _bench(
     heard = _Listener(say)
     with run_folder("bench") as folder:
         job = prepared.job.model_copy(update={"output": str(folder), "name": "bench"})
-        plan = replace(prepared.plan, measured_micro_batches=asked)
-        with open_run(replace(prepared, job=job, plan=plan, findings=[])) as run:
+        measured = replace(prepared, job=job, findings=[])
+        with open_run(measured, purpose=Measure(tuple(asked))) as run:
             outcome = Supervisor(
                 run,
-                plan,
+                prepared.plan,
                 launcher=launcher,
                 max_restarts=0,
                 watch=HangWatch(Hang(after_s=None)),
@@ -176,7 +178,7 @@ def _check_request(source: Source | None, micro_batches: Sequence[int]) -> None:
 def _check_samples(plan: Plan, asked: list[int]) -> None:
     if any(plan_at(plan, micro) is not None for micro in asked):
         return
-    ranks, samples = plan.ranks.value, plan.num_samples.value
+    ranks, samples = plan.devices.ranks.value, plan.batch.num_samples.value
     raise UserError(
         Finding(
             slug="bench-samples",
@@ -191,19 +193,19 @@ def _check_samples(plan: Plan, asked: list[int]) -> None:
 def _predict(prepared: Prepared, micro_batch: int) -> Plan:
     """What the planner says of the job at this micro-batch, with what was known before."""
     plan = prepared.plan
-    word = "on" if plan.activation_checkpointing.value else "off"
+    word = "on" if plan.execution.activation_checkpointing.value else "off"
     job = prepared.job.model_copy(
         update={
             "micro_batch_size": micro_batch,
-            "global_batch_size": micro_batch * plan.ranks.value,
+            "global_batch_size": micro_batch * plan.devices.ranks.value,
             "batch_per_gpu": None,
             "gradient_accumulation": None,
             "activation_checkpointing": word,
-            "strategy": plan.strategy.value,
-            "precision": plan.precision.value,
-            "compile": plan.compile.value,
-            "channels_last": plan.channels_last.value,
-            "cuda_graph": plan.cuda_graph.value,
+            "strategy": plan.parallel.strategy.value,
+            "precision": plan.numerics.precision.value,
+            "compile": plan.execution.compile.value,
+            "channels_last": plan.execution.channels_last.value,
+            "cuda_graph": plan.execution.cuda_graph.value,
         }
     )
     made, _ = solve_plan(job, prepared.machine, prepared.trace, calibration=prepared.calibration)
@@ -227,7 +229,7 @@ class _Listener:
         elif event.kind == "device":
             self.calibration = Calibration.from_json(data["calibration"])
         elif event.kind == "measured":
-            self.measured.append(Measured.from_json(data))
+            self.measured.append(from_json(Measured, data))
         elif event.kind == "finding":
             finding = Finding.from_json(data["finding"])
             if finding not in self.findings:

@@ -79,10 +79,10 @@ def climb(
 
     with run_folder("ladder") as folder:
         runs = _Runs(launcher, folder, steps)
-        ranks = prepared.plan.ranks.value
+        ranks = prepared.plan.devices.ranks.value
         alone = _on_one_rank(prepared)
         if isinstance(alone, Finding):
-            take(Rung(1, prepared.plan.device.value, 0, f"left out: {alone.what}"))
+            take(Rung(1, prepared.plan.devices.device.value, 0, f"left out: {alone.what}"))
         else:
             take(runs.try_out(alone, "trains"))
         if ranks > 1:
@@ -94,7 +94,7 @@ def climb(
 
 def _on_one_rank(prepared: Prepared) -> Prepared | Finding:
     """The same job on the first device; a Finding where it does not fit there."""
-    if prepared.plan.ranks.value == 1:
+    if prepared.plan.devices.ranks.value == 1:
         return prepared
     devices, _ = devices_for(prepared.job, prepared.machine, 1)
     job = prepared.job.model_copy(update={"devices": devices})
@@ -121,8 +121,10 @@ def _compare(
     )
     verdict = f"the same as on 1 rank, to {done.comparison.tolerance:g} of the norm, in float64"
     if not done.passed:
-        verdict += f", in micro-batches of {done.plan.micro_batch_size.value}; not in the plan's"
-    return Rung(_COMPARED_RANKS, done.plan.device.value, done.steps, verdict)
+        verdict += (
+            f", in micro-batches of {done.plan.batch.micro_batch_size.value}; not in the plan's"
+        )
+    return Rung(_COMPARED_RANKS, done.plan.devices.device.value, done.steps, verdict)
 
 
 class _Runs:
@@ -134,8 +136,8 @@ class _Runs:
         self._steps = steps
 
     def try_out(self, prepared: Prepared, verdict: str, slower: float | None = None) -> Rung:
-        ranks = prepared.plan.ranks.value
-        steps = min(self._steps, prepared.plan.total_steps.value)
+        ranks = prepared.plan.devices.ranks.value
+        steps = min(self._steps, prepared.plan.batch.total_steps.value)
         job = prepared.job.model_copy(
             update={
                 "output": str(self._folder),
@@ -145,7 +147,7 @@ class _Runs:
             }
         )
         never: Decision[int | None] = Decision(None, "a rung of the ladder")
-        plan = replace(prepared.plan, evaluate_every=never)
+        plan = prepared.plan.replace(evaluate_every=never)
         seen = _Seen()
         with open_run(replace(prepared, job=job, plan=plan, run=None, findings=[])) as run:
             outcome = Supervisor(
@@ -162,7 +164,13 @@ class _Runs:
         if slower and rate:
             verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
         return Rung(
-            ranks, plan.device.value, steps, verdict, tuple(seen.losses), rate, seen.memory_bytes
+            ranks,
+            plan.devices.device.value,
+            steps,
+            verdict,
+            tuple(seen.losses),
+            rate,
+            seen.memory_bytes,
         )
 
 

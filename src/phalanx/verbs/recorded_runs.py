@@ -19,6 +19,7 @@ from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
+from phalanx.run.purpose import Record
 from phalanx.supervise.hang import watch_for
 from phalanx.supervise.outcomes import Outcome
 from phalanx.supervise.supervisor import Supervisor
@@ -60,9 +61,9 @@ class RecordedRuns:
             for side in (one, many):
                 recording, plan = self._run(side, name)
                 recordings.append(recording)
-                if plan.batch != side.plan.batch:
+                if plan.micro_batches != side.plan.micro_batches:
                     self._forget()
-                    cut = plan.micro_batch_size
+                    cut = plan.batch.micro_batch_size
                     one, many = (_in_proportion(s, cut, side.micro) for s in (one, many))
                     break
             else:
@@ -70,14 +71,14 @@ class RecordedRuns:
                 return recordings[0], recordings[1]
 
     def _run(self, side: Side, suffix: str) -> tuple[Recording, Plan]:
-        ranks = side.plan.ranks.value
+        ranks = side.plan.devices.ranks.value
         name = run_name(ranks, suffix)
         self._say(f"training {self._steps} steps on {run_name(ranks, '').replace('-', ' ')}")
         update = {"output": str(self._folder), "name": name}
         prepared = replace(
             self._prepared, job=side.job.model_copy(update=update), plan=side.plan, findings=[]
         )
-        with open_run(prepared) as run:
+        with open_run(prepared, purpose=Record(side.has_dropout)) as run:
             self._made.append(run)
             outcome = Supervisor(
                 run,

@@ -1,0 +1,36 @@
+"""The plan of a run as its readers want it who can do with a part: names and values, no types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from phalanx.run.directory import RunDirectory
+
+Record = dict[str, Any]
+
+
+def read_plan_record(run: RunDirectory) -> Record:
+    """Read `plan.json` without its sections; empty where it is missing or damaged."""
+    try:
+        found = json.loads(run.plan_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return without_sections(found) if isinstance(found, dict) else {}
+
+
+def without_sections(record: Record) -> Record:
+    """Return the fields of a plan by their names alone, as all were in schema 1."""
+    if record.get("schema_version", 1) == 1:
+        return record
+    fields = {name: value for name, value in record.items() if not isinstance(value, dict)}
+    for section in record.values():
+        if isinstance(section, dict):
+            fields |= section
+    return fields
+
+
+def choice_in(record: Record, name: str) -> Any:
+    """Return the value of a choice; None where there is none."""
+    choice = record.get(name)
+    return choice.get("value") if isinstance(choice, dict) else None
