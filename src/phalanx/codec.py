@@ -7,7 +7,9 @@ takes its default. Wrong or missing values raise ValueError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -28,6 +30,13 @@ def from_json(kind: type[T], record: Json) -> T:
     return value
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def finite(value: Json) -> Json:
+    """Return a JSON value with null for NaN and infinities, which JSON itself has no word for."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

@@ -50,7 +50,7 @@ def plain_loop(
         factor = (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * (step - 2) / 10)) / 2
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * factor
-        epoch = step // plan.micro_batches.steps_per_epoch
+        epoch = step // plan.steps_per_epoch
         sums, totals, gradients = {}, {}, {}
         for slots in together(plan.slots_of(step)):
             ids = np.concatenate(

@@ -70,7 +70,7 @@ def plain_loop(base, dtype=torch.float64, steps=6, seed=7):
         factor = (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * (step - 2) / 4)) / 2
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * factor
-        epoch = step // plan.micro_batches.steps_per_epoch
+        epoch = step // plan.steps_per_epoch
         slots = plan.slots_of(step)
         ids = np.concatenate([ids_at(seed, epoch, s.start, s.stop, len(data)) for s in slots])
         loss = recipe.loss(model, data.__getitems__(ids, ids), None)["loss"].sum / len(ids)

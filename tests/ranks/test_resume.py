@@ -88,7 +88,7 @@ def test_one_two_one_ranks_see_the_same_samples(pool, tmp_path):
     for epoch in range(2):
         together = [i for ids in seen[5 * epoch : 5 * epoch + 5] for i in ids]
         assert sorted(together) == list(range(50)), "a sample was lost or seen twice"
-    assert plan.micro_batches.steps_per_epoch == 5
+    assert plan.steps_per_epoch == 5
 
 
 def steps_from_log(log, ranks, steps):

@@ -18,8 +18,11 @@ from phalanx.cli.options.job import (
     WEIGHTS,
     collect_overrides,
 )
+from phalanx.errors import Finding, UserError, format_seconds, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
+    from phalanx.prepare.trained_model import Which
     from phalanx.verbs.closed_loop import Benchmark
     from phalanx.verbs.evaluate import Evaluated, Task
 
@@ -92,7 +95,7 @@ def evaluate(
     Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
     """
-    from phalanx.output import console
+    from phalanx.prepare.trained_model import Which
     from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
     from phalanx.verbs.evaluate import evaluate_trained
 
@@ -115,7 +118,7 @@ def evaluate(
         overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
     given = [*collect_overrides(placed)[0], *(overrides or [])]
-    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
+    which = Which(checkpoint=checkpoint, weights=weights, recipe=recipe, output=output)
     with console.working("starting") as say:
         done = run(model, given, **which, say=say)
         if not as_json:
@@ -136,15 +139,13 @@ def evaluate(
 def _in_the_loop(
     model: str | None,
     given: list[Any],
-    which: dict[str, Any],
+    which: Which,
     benchmark: Benchmark,
     *,
     say: Callable[[str], None],
 ) -> Evaluated | None:
     """What the recipe wants to be run after the test split. Where that cannot be done the figures
     of the test split stand by themselves, and why is a warning."""
-    from phalanx.errors import UserError
-    from phalanx.output import console
     from phalanx.verbs.closed_loop import benchmark_trained
 
     try:
@@ -156,8 +157,6 @@ def _in_the_loop(
 
 def _refuse(flags: str) -> None:
     """Options of a benchmark that is not wanted."""
-    from phalanx.errors import Finding, UserError
-
     if flags:
         raise UserError(
             Finding(
@@ -170,8 +169,6 @@ def _refuse(flags: str) -> None:
 
 
 def _show(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds, short_path
-    from phalanx.output import console
     from phalanx.output.progress import describe_sample
 
     step = "" if done.step is None else f", step {done.step}"
@@ -198,9 +195,6 @@ def _show(done: Evaluated) -> None:
 
 
 def _show_tasks(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds, short_path
-    from phalanx.output import console
-
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
     rows = []
     for task in done.tasks:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.options import script as options
 from phalanx.cli.options.nodes import (
     MEETING_S,
     NodeRankOption,
@@ -13,20 +17,7 @@ from phalanx.cli.options.nodes import (
     RendezvousOption,
     TimeoutOption,
 )
-from phalanx.cli.options.script import (
-    MAX_RESTARTS,
-    AccelerateConfigOption,
-    AccumulationOption,
-    CpuOption,
-    DeepspeedOption,
-    MixedPrecisionOption,
-    ModuleOption,
-    NameOption,
-    OutputOption,
-    PythonOption,
-    ResumeWithOption,
-    ScriptArgument,
-)
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.cli.detach import Leave
@@ -36,23 +27,23 @@ if TYPE_CHECKING:
 
 
 def launch(
-    script: ScriptArgument,
-    module: ModuleOption = False,
+    script: options.Script,
+    module: options.Module = False,
     gpus: Annotated[
         str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
     ] = None,
-    cpu: CpuOption = None,
-    python: PythonOption = None,
-    max_restarts: Annotated[int, MAX_RESTARTS] = 3,
-    resume_with: ResumeWithOption = None,
+    cpu: options.Cpu = None,
+    python: options.Python = None,
+    max_restarts: Annotated[int, options.MAX_RESTARTS] = 3,
+    resume_with: options.ResumeWith = None,
     resumed: Annotated[
         bool,
         typer.Option("--resumed", help="Add them to the first attempt too: the script goes on."),
     ] = False,
-    mixed_precision: MixedPrecisionOption = None,
-    gradient_accumulation: AccumulationOption = None,
-    accelerate_config: AccelerateConfigOption = None,
-    deepspeed: DeepspeedOption = None,
+    mixed_precision: options.MixedPrecision = None,
+    gradient_accumulation: options.Accumulation = None,
+    accelerate_config: options.AccelerateConfig = None,
+    deepspeed: options.Deepspeed = None,
     results: Annotated[
         str | None,
         typer.Option(
@@ -68,8 +59,8 @@ def launch(
             "--tensorboard/--no-tensorboard", help="Write TensorBoard files once a loss is seen."
         ),
     ] = True,
-    output: OutputOption = "runs",
-    name: NameOption = None,
+    output: options.Output = "runs",
+    name: options.Name = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -98,12 +89,9 @@ def launch(
 
     Examples: phalanx launch --gpus 4 train.py --epochs 3 | phalanx launch --cpu 2 -m my.train
     """
-    from pathlib import Path
-
     from phalanx.cli.detach import in_background
     from phalanx.cli.options.job import parse_gpus
     from phalanx.cli.options.nodes import alone_only
-    from phalanx.output import console
     from phalanx.places.nodes.meeting import parse_rendezvous
     from phalanx.places.torchrun import refuse_inside_torchrun
     from phalanx.scripts.request import RESULTS, ScriptRequest, prepare_script
@@ -154,8 +142,6 @@ def _launch(
     leave: Leave = lambda run: None,
     nodes: Nodes | None = None,
 ) -> int:
-    from functools import partial
-
     from phalanx.output.script_view import ScriptView, show_end
     from phalanx.verbs.launch import launch
 
@@ -167,8 +153,6 @@ def _launch(
 
 def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
     """Meet the other nodes, then lead them or follow node 0."""
-    from pathlib import Path
-
     from phalanx.cli.options.nodes import show_decided, tell
     from phalanx.output.script_view import ScriptView
     from phalanx.places.nodes.join import join_nodes, script_facts
@@ -190,9 +174,6 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
 
 
 def _show_plan(prepared: PreparedScript) -> None:
-    import shlex
-
-    from phalanx.output import console
     from phalanx.scripts.request import hide_secrets
 
     rows = [("command", shlex.join(hide_secrets(prepared.argv)))]

@@ -27,8 +27,9 @@ from phalanx.cli import (
     verify,
     watch,
 )
-from phalanx.cli.options.script import SETTINGS
+from phalanx.cli.options import script
 from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.output import console, language
 
 app = typer.Typer(
     name="phalanx",
@@ -42,7 +43,7 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
-app.command("launch", context_settings=SETTINGS)(launch.launch)
+app.command("launch", context_settings=script.SETTINGS)(launch.launch)
 app.command("stop")(stop.stop)
 app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
@@ -71,8 +72,6 @@ def language_of(
 ) -> None:
     """Train any PyTorch model on every GPU you have: planned, fast, hard to kill, the same run on
     one GPU or many."""
-    from phalanx.output import language
-
     if lang is not None:
         language.use(lang)
 
@@ -132,8 +131,6 @@ def _language_first(argv: Sequence[str]) -> list[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; every error becomes Findings and an exit code."""
-    from phalanx.output import console
-
     try:
         return program(argv)
     except UserError as error:

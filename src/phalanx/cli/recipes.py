@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.errors import Finding, UserError, did_you_mean, short_path
+from phalanx.output import console
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -21,7 +24,6 @@ def recipes(context: typer.Context) -> int:
     """
     if context.invoked_subcommand is not None:
         return 0
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes, describe_recipe
 
     rows = [(name, describe_recipe(name)) for name in builtin_recipes()]
@@ -39,7 +41,9 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 def show(name: Annotated[str, _NAME]) -> int:
     """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
     from phalanx.job.presets import describe_preset, list_presets
-    from phalanx.output import console
+    from phalanx.recipe.benchmarking import known_benchmarks
+    from phalanx.recipe.collecting import collecting_settings
+    from phalanx.recipe.exporting import export_forms
     from phalanx.recipe.loading import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
@@ -53,14 +57,12 @@ def show(name: Annotated[str, _NAME]) -> int:
     if presets := list_presets(folder or recipe_file(name).parent):
         about = [(f"preset={key}", describe_preset(path)) for key, path in presets.items()]
         console.table(about, header=("preset", "meaning"))
-    if recipe.Collecting is not None:
-        console.table(
-            _rows(recipe.Collecting), header=("phalanx recipes collect", "default", "meaning")
-        )
-    if recipe.export_forms:
-        console.table(recipe.export_forms.items(), header=("phalanx export --to", "meaning"))
-    if recipe.benchmarks:
-        console.table(recipe.benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
+    if (collecting := collecting_settings(recipe)) is not None:
+        console.table(_rows(collecting), header=("phalanx recipes collect", "default", "meaning"))
+    if forms := export_forms(recipe):
+        console.table(forms.items(), header=("phalanx export --to", "meaning"))
+    if benchmarks := known_benchmarks(recipe):
+        console.table(benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
     return 0
 
 
@@ -83,8 +85,6 @@ def copy(
     ] = None,
 ) -> int:
     """Copy a recipe's job file and code into a folder of your own to edit."""
-    from phalanx.errors import Finding, UserError
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes, copy_recipe
 
     _require_known(name)
@@ -125,8 +125,6 @@ def convert(
     Examples: phalanx recipes convert voc Annotations --images JPEGImages --out data |
     phalanx recipes convert coco train.json --images train --val val.json --out data
     """
-    from phalanx.errors import Finding, UserError, did_you_mean
-    from phalanx.output import console
     from phalanx.recipes.detection.converting import FORMATS
     from phalanx.recipes.detection.converting import convert as write
 
@@ -172,8 +170,6 @@ def collect(
     Examples: phalanx recipes collect policy | phalanx recipes collect policy tasks=reach-v3
     episodes=50 --out demonstrations
     """
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.verbs.collect import collect_data
 
     _require_known(name)
@@ -188,7 +184,6 @@ def collect(
 
 
 def _require_known(name: str) -> None:
-    from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.recipe.loading import builtin_recipes
 
     known = builtin_recipes()

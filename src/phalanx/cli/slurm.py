@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from phalanx.cli.options import script as options
 from phalanx.cli.options.job import with_job_options
-from phalanx.cli.options.script import (
-    MAX_RESTARTS,
-    SETTINGS,
-    AccelerateConfigOption,
-    AccumulationOption,
-    CpuOption,
-    DeepspeedOption,
-    MixedPrecisionOption,
-    ModuleOption,
-    NameOption,
-    OutputOption,
-    PythonOption,
-    ResumeWithOption,
-    ScriptArgument,
-)
 from phalanx.cli.options.slurm import with_slurm_options
+from phalanx.errors import Finding, UserError, errors_of, printable, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.errors import Finding
     from phalanx.places.slurm.job import SlurmRequest
     from phalanx.places.slurm.jobs import SlurmJob
 
@@ -66,10 +56,6 @@ def submit(
     Examples: phalanx slurm digits --partition gpu --gpus-per-node 4 --time 4:00:00 | phalanx slurm
     job.yaml --partition gpu --print
     """
-    import os
-    import sys
-
-    from phalanx.errors import UserError, errors_of
     from phalanx.places.slurm.job import SlurmRequest, value_findings
     from phalanx.places.slurm.request import (
         device_findings,
@@ -95,21 +81,21 @@ def submit(
     return _submit(request, findings, loaded.job.devices.cpu, print_only=print_only)
 
 
-@app.command("launch", context_settings=SETTINGS)
+@app.command("launch", context_settings=options.SETTINGS)
 @with_slurm_options
 def launch(
-    script: ScriptArgument,
-    module: ModuleOption = False,
-    cpu: CpuOption = None,
-    python: PythonOption = None,
-    max_restarts: Annotated[int | None, MAX_RESTARTS] = None,
-    resume_with: ResumeWithOption = None,
-    mixed_precision: MixedPrecisionOption = None,
-    gradient_accumulation: AccumulationOption = None,
-    accelerate_config: AccelerateConfigOption = None,
-    deepspeed: DeepspeedOption = None,
-    output: OutputOption = "runs",
-    name: NameOption = None,
+    script: options.Script,
+    module: options.Module = False,
+    cpu: options.Cpu = None,
+    python: options.Python = None,
+    max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
+    resume_with: options.ResumeWith = None,
+    mixed_precision: options.MixedPrecision = None,
+    gradient_accumulation: options.Accumulation = None,
+    accelerate_config: options.AccelerateConfig = None,
+    deepspeed: options.Deepspeed = None,
+    output: options.Output = "runs",
+    name: options.Name = None,
     *,
     slurm: dict[str, Any],
     print_only: bool,
@@ -121,14 +107,10 @@ def launch(
     Examples: phalanx slurm launch --partition gpu --gpus-per-node 4 --resume-with "--resume auto"
     train.py --epochs 3
     """
-    import os
-    import sys
-
-    from phalanx.errors import UserError, errors_of
     from phalanx.places.slurm.job import SlurmRequest, value_findings
     from phalanx.places.slurm.request import name_from, script_findings
 
-    options = {
+    given = {
         "--cpu": cpu,
         "--python": python,
         "--max-restarts": max_restarts,
@@ -138,7 +120,7 @@ def launch(
         "--accelerate-config": accelerate_config,
         "--deepspeed": deepspeed,
     }
-    words = [f"{flag}={value}" for flag, value in options.items() if value is not None]
+    words = [f"{flag}={value}" for flag, value in given.items() if value is not None]
     stem = script[0].replace(".", "-") if module else script[0]
     request = SlurmRequest(
         name=name or name_from(stem),
@@ -168,7 +150,6 @@ def status(reference: Annotated[str | None, _REFERENCE] = None) -> int:
 
     Examples: phalanx slurm status | phalanx slurm status 42 | phalanx slurm status runs/digits_42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import find_job, list_jobs, progress_of
 
     jobs = [find_job(reference)] if reference is not None else list_jobs()
@@ -189,8 +170,6 @@ def logs(
 
     Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
     """
-    from phalanx.errors import printable, short_path
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import find_job
 
     for path in find_job(reference).logs:
@@ -210,7 +189,6 @@ def cancel(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm cancel 42 | phalanx slurm cancel runs/digits_42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import cancel as cancel_job
 
     job = cancel_job(reference)
@@ -224,7 +202,6 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm requeue 42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import requeue as requeue_job
 
     job = requeue_job(reference)
@@ -240,10 +217,6 @@ def _submit(
     request: SlurmRequest, findings: list[Finding], cpu: int | None, *, print_only: bool
 ) -> int:
     """Have Slurm judge a request whose values have been, and submit it."""
-    from dataclasses import replace
-
-    from phalanx.errors import UserError, errors_of
-    from phalanx.output import console
     from phalanx.places.slurm import checks, jobs
     from phalanx.places.slurm.job import batch_script
     from phalanx.places.slurm.request import checked_by_slurm
@@ -271,7 +244,6 @@ def _submit(
 
 
 def _show_submitted(request: SlurmRequest, number: str) -> None:
-    from phalanx.output import console
     from phalanx.places.slurm.job import LOGS
 
     stem = f"{request.name}_{number}"
@@ -286,11 +258,8 @@ def _show_submitted(request: SlurmRequest, number: str) -> None:
             ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
         ]
     )
-    console.say("next:")
-    for verb, meaning in (
-        ("status", "where it stands"),
-        ("logs", "what it has printed"),
-        ("cancel", "end it; it saves first"),
-    ):
-        console.say(f"  phalanx slurm {verb} {number}")
-        console.say(f"      {meaning}", style="dim")
+    console.say_next(
+        (f"phalanx slurm status {number}", "where it stands"),
+        (f"phalanx slurm logs {number}", "what it has printed"),
+        (f"phalanx slurm cancel {number}", "end it; it saves first"),
+    )

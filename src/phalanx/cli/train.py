@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,12 +17,11 @@ from phalanx.cli.options.nodes import (
     RendezvousOption,
     TimeoutOption,
 )
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from phalanx.cli.detach import Leave
-    from phalanx.errors import Finding
     from phalanx.output.progress import RunView
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.launcher import Launcher
@@ -76,10 +76,6 @@ def train(
 
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
-    import os
-    from functools import partial
-    from pathlib import Path
-
     from phalanx.cli.detach import in_background
     from phalanx.cli.options.nodes import alone_only, show_decided, tell
     from phalanx.machine.environment import DEBUG_COMMUNICATION
@@ -149,7 +145,6 @@ def _train(
     prepared_job: Prepared | None = None
 
     def show_prepared(prepared: Prepared, launcher: Launcher) -> None:
-        from phalanx.output import console
         from phalanx.output.plan import show_plan
 
         nonlocal prepared_job
@@ -163,11 +158,11 @@ def _train(
             _climb(job, overrides, prepared, launcher)
 
     hooks = Hooks(
-        working=_working,
+        working=console.working,
         on_prepared=show_prepared,
-        on_finding=_show_finding,
+        on_finding=lambda finding: console.show_findings([finding]),
         on_open=leave,
-        say=_say,
+        say=console.say,
         show=_show_run,
     )
     result = train(job, overrides, is_fresh=has_ladder, is_dry_run=is_dry_run, hooks=hooks, **how)
@@ -179,33 +174,14 @@ def _train(
     return int(result.exit_code)
 
 
-# Imported when needed: the launcher imports torch meanwhile.
-def _working(what: str) -> AbstractContextManager[Callable[[str], None]]:
-    from phalanx.output import console
-
-    return console.working(what)
-
-
-def _say(text: str) -> None:
-    from phalanx.output import console
-
-    console.say(text)
-
-
-def _show_finding(finding: Finding) -> None:
-    from phalanx.output import console
-
-    console.show_findings([finding])
-
-
 def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
+    # Imported when needed: the launcher imports torch meanwhile.
     from phalanx.output.progress import RunView
 
     return RunView(plan, logs, figures)
 
 
 def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
-    from phalanx.output import console
     from phalanx.verbs.ladder import Rung, climb
 
     total = 3 if prepared.plan.devices.ranks.value > 1 else 1
@@ -222,8 +198,6 @@ def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: 
 
 
 def _no_ladder(resume: str) -> Exception:
-    from phalanx.errors import Finding, UserError
-
     return UserError(
         Finding(
             slug="ladder-resume",

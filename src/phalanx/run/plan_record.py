@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from phalanx.run.directory import RunDirectory
+from phalanx.run.reading import read_json
 
 Record = dict[str, Any]
 
 
 def read_plan_record(run: RunDirectory) -> Record:
     """Read `plan.json` without its sections; empty where it is missing or damaged."""
-    try:
-        found = json.loads(run.plan_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return without_sections(found) if isinstance(found, dict) else {}
+    return without_sections(read_json(run.plan_file))
 
 
 def without_sections(record: Record) -> Record:

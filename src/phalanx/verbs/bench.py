@@ -10,7 +10,6 @@ from typing import Any
 from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
-from phalanx.job.schema import Hang
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.solve import solve_plan
@@ -19,14 +18,11 @@ from phalanx.planner.time.bottleneck import Bottleneck, find_bottleneck, through
 from phalanx.prepare.calibrations import store_calibration
 from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared, prepare
-from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.prepare.scratch_run import run_folder
 from phalanx.run.events import Event
 from phalanx.run.purpose import Measure
-from phalanx.supervise.hang import HangWatch
-from phalanx.supervise.outcomes import Outcome
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import ShortRun, run_short
 
 _ANY_JOB = "digits"  # ranks need a plan; of this one's nothing is run
 
@@ -120,19 +116,15 @@ def _bench(
         _check_samples(prepared.plan, asked)
     heard = _Listener(say)
     with run_folder("bench") as folder:
-        job = prepared.job.model_copy(update={"output": str(folder), "name": "bench"})
-        measured = replace(prepared, job=job, findings=[])
-        with open_run(measured, purpose=Measure(tuple(asked))) as run:
-            outcome = Supervisor(
-                run,
-                prepared.plan,
-                launcher=launcher,
-                max_restarts=0,
-                watch=HangWatch(Hang(after_s=None)),
-                sinks=None,
-                on_event=heard.take,
-            ).run()
-        heard.judge(outcome, asked)
+        done = run_short(
+            prepared,
+            folder,
+            "bench",
+            launcher=launcher,
+            purpose=Measure(tuple(asked)),
+            on_event=heard.take,
+        )
+        heard.judge(done, asked)
     assert heard.calibration is not None  # written before anything else was measured
     steps = [measured.step for measured in heard.measured if measured.step is not None]
     calibration = replace(heard.calibration, steps=tuple(steps))
@@ -145,7 +137,7 @@ def _bench(
         predicted={step.micro_batch: _predict(prepared, step.micro_batch) for step in steps},
         bottleneck=find_bottleneck(prepared.plan, steps, cores=prepared.machine.cpu.usable_cores),
         stored=stored,
-        findings=[*(prepared.findings if source is not None else ()), *heard.findings, *problems],
+        findings=[*(prepared.findings if source is not None else ()), *done.findings, *problems],
     )
 
 
@@ -219,7 +211,6 @@ class _Listener:
         self._say = say
         self.calibration: Calibration | None = None
         self.measured: list[Measured] = []
-        self.findings: list[Finding] = []
         self._is_short_of_memory = False
 
     def take(self, event: Event) -> None:
@@ -230,15 +221,12 @@ class _Listener:
             self.calibration = Calibration.from_json(data["calibration"])
         elif event.kind == "measured":
             self.measured.append(from_json(Measured, data))
-        elif event.kind == "finding":
-            finding = Finding.from_json(data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)
         elif event.kind == "outcome" and data.get("memory") is not None:
             self._is_short_of_memory = True
 
-    def judge(self, outcome: Outcome, asked: list[int]) -> None:
+    def judge(self, done: ShortRun, asked: list[int]) -> None:
         """Several ranks end together when one runs out of memory; what came before counts."""
+        outcome = done.outcome
         if outcome.status == "stopped":
             raise UserError(
                 Finding(
@@ -252,7 +240,7 @@ class _Listener:
         if outcome.status != "failed":
             return
         if not self._is_short_of_memory or self.calibration is None:
-            raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
-        done = {measured.micro_batch for measured in self.measured}
-        short = next(micro for micro in asked if micro not in done)
+            done.raise_if_failed()
+        seen = {measured.micro_batch for measured in self.measured}
+        short = next(micro for micro in asked if micro not in seen)
         self.measured.append(Measured(short, None, "memory"))

@@ -13,20 +13,16 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.job import Override
-from phalanx.job.schema import Hang
 from phalanx.job.source.value_types import Interval
 from phalanx.planner.schema.plan import Decision
 from phalanx.planner.solve import solve_plan
 from phalanx.planner.verify_plans import devices_for
 from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
-from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.prepare.scratch_run import run_folder
 from phalanx.run.events import Event
-from phalanx.supervise.hang import HangWatch
-from phalanx.supervise.outcomes import Outcome
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import ShortRun, run_short
 from phalanx.verbs.verify import verify_job
 
 STEPS = 5
@@ -140,8 +136,6 @@ class _Runs:
         steps = min(self._steps, prepared.plan.batch.total_steps.value)
         job = prepared.job.model_copy(
             update={
-                "output": str(self._folder),
-                "name": f"{ranks}-ranks",
                 "stop_after": Interval(count=steps, unit="steps"),
                 "logging": prepared.job.logging.model_copy(update={"every": 1}),
             }
@@ -149,17 +143,14 @@ class _Runs:
         never: Decision[int | None] = Decision(None, "a rung of the ladder")
         plan = prepared.plan.replace(evaluate_every=never)
         seen = _Seen()
-        with open_run(replace(prepared, job=job, plan=plan, run=None, findings=[])) as run:
-            outcome = Supervisor(
-                run,
-                plan,
-                launcher=self._launcher,
-                max_restarts=0,
-                watch=HangWatch(Hang(after_s=None)),
-                sinks=None,
-                on_event=seen.take,
-            ).run()
-        _judge(outcome, steps, seen.losses)
+        done = run_short(
+            replace(prepared, job=job, plan=plan),
+            self._folder,
+            f"{ranks}-ranks",
+            launcher=self._launcher,
+            on_event=seen.take,
+        )
+        _judge(done, steps, seen.losses)
         rate = seen.rate()
         if slower and rate:
             verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
@@ -174,9 +165,9 @@ class _Runs:
         )
 
 
-def _judge(outcome: Outcome, steps: int, losses: list[float]) -> None:
-    if outcome.status == "failed":
-        raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
+def _judge(done: ShortRun, steps: int, losses: list[float]) -> None:
+    done.raise_if_failed()
+    outcome = done.outcome
     if outcome.step != steps:
         raise UserError(
             Finding(

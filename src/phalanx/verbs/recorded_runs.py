@@ -14,15 +14,13 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.verify_plans import Side
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
 from phalanx.run.purpose import Record
 from phalanx.supervise.hang import watch_for
 from phalanx.supervise.outcomes import Outcome
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import run_short
 
 
 def run_name(ranks: int, name: str) -> str:
@@ -74,22 +72,19 @@ class RecordedRuns:
         ranks = side.plan.devices.ranks.value
         name = run_name(ranks, suffix)
         self._say(f"training {self._steps} steps on {run_name(ranks, '').replace('-', ' ')}")
-        update = {"output": str(self._folder), "name": name}
-        prepared = replace(
-            self._prepared, job=side.job.model_copy(update=update), plan=side.plan, findings=[]
+        done = run_short(
+            replace(self._prepared, job=side.job, plan=side.plan),
+            self._folder,
+            name,
+            launcher=self._launcher,
+            purpose=Record(side.has_dropout),
+            max_restarts=side.job.max_restarts,
+            watch=watch_for(side.job, side.plan),
         )
-        with open_run(prepared, purpose=Record(side.has_dropout)) as run:
-            self._made.append(run)
-            outcome = Supervisor(
-                run,
-                side.plan,
-                launcher=self._launcher,
-                max_restarts=side.job.max_restarts,
-                watch=watch_for(side.job, side.plan),
-                sinks=None,
-                on_event=self._take,
-            ).run()
-        self._judge(outcome, ranks)
+        run = done.directory
+        self._made.append(run)
+        self.findings += [finding for finding in done.findings if finding not in self.findings]
+        self._judge(done.outcome, ranks)
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         recording = read_recording(run.recordings, ranks)
         return recording, plan
@@ -114,12 +109,6 @@ class RecordedRuns:
                 ),
                 exit_code=ExitCode.INTERRUPTED,
             )
-
-    def _take(self, event: Event) -> None:
-        if event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)
 
 
 def _in_proportion(side: Side, cut: Decision[int], before: int) -> Side:

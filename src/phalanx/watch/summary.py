@@ -15,6 +15,7 @@ from typing import Any
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.plan_record import choice_in, read_plan_record
+from phalanx.run.reading import read_end, read_json
 from phalanx.watch.reader import parse
 from phalanx.watch.watched_run import is_running
 
@@ -199,12 +200,7 @@ def _records(data: bytes) -> list[dict[str, Any]]:
 
 
 def _end(path: Path, size: int = _END) -> list[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return _records(file.read(size))
-    except OSError:
-        return []
+    return _records(read_end(path, size))
 
 
 def _begin(path: Path) -> list[dict[str, Any]]:
@@ -218,8 +214,8 @@ def _recipe(run: RunDirectory) -> str:
         for line in run.job_file.read_text(encoding="utf-8").splitlines():
             if line.startswith("recipe:"):
                 return line.partition(":")[2].strip().strip("'\"")[:200]
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        words = json.loads(run.launch_file.read_text(encoding="utf-8"))["command"]
+    with suppress(KeyError, TypeError):
+        words = read_json(run.launch_file)["command"]
         return next((str(word) for word in words[2:] if str(word).endswith(".py")), "")[:200]
     return ""
 

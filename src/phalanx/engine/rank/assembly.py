@@ -33,10 +33,12 @@ from phalanx.engine.strategies.together import Together
 from phalanx.engine.training.step import TrainStep
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.planner.memory.deepspeed import deepspeed_settings
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
+from phalanx.recipe.pretrained import stored_weights
 
 if TYPE_CHECKING:
     from phalanx.engine.data.disk_cache import DiskCache
@@ -70,10 +72,10 @@ class Assembly:
             is_channels_last=plan.execution.channels_last.value == "on",
             # DeepSpeed makes its own copies of all weights, and keeps what is frozen in 16 bits.
             is_frozen_narrow=plan.numerics.frozen_precision.value == "compute"
-            and plan.parallel.strategy.value != "deepspeed",
+            and not facts_of(plan.parallel.strategy.value).has_half_weights,
         )
         self.precision.configure()
-        self.pretrained = Pretrained(recipe.weights())
+        self.pretrained = Pretrained(stored_weights(recipe))
         """What the recipe reads from files."""
         self.findings: list[Finding] = []
         """What was found on the way here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from phalanx.places.nodes.meeting import meet
 from phalanx.places.nodes.meeting_terms import Met, NodesAsked
 from phalanx.places.nodes.preflight import check_pairs
 from phalanx.recipe.loading import recipe_fingerprint
+from phalanx.run.source import package_version
 from phalanx.scripts.request import PreparedScript, hide_secrets
 
 _PACKAGES = ("phalanx", "torch")
@@ -58,10 +58,5 @@ def script_facts(prepared: PreparedScript) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    packages = {name: package_version(name) for name in _PACKAGES}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **packages}

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from phalanx import codec
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.footprint import Footprint
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.micro_batches import BatchPlan
@@ -275,7 +276,10 @@ class Plan:
     def is_detail_too_much(self) -> bool:
         """Whether TORCH_DISTRIBUTED_DEBUG=DETAIL would end the ranks: DDP takes the group that it
         wraps gloo in for gloo itself, and crashes (torch 2.13, Logger::set_env_variables)."""
-        return self.devices.backend.value == "gloo" and self.parallel.strategy.value == "ddp"
+        return (
+            self.devices.backend.value == "gloo"
+            and facts_of(self.parallel.strategy.value).has_ddp_wrapper
+        )
 
     def decisions(self) -> dict[str, Decision[Any]]:
         """Every choice by name, in the order they are shown."""

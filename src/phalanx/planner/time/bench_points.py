@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+from phalanx.job.strategies import facts_of
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.memory.budget import room_for
 from phalanx.planner.memory.prediction import predict_parts, with_memory
@@ -54,7 +55,7 @@ def job_key(plan: Plan) -> str:
         **(
             {"frozen_precision": "compute"}
             if plan.numerics.frozen_precision.value == "compute"
-            and plan.parallel.strategy.value != "deepspeed"
+            and not facts_of(plan.parallel.strategy.value).has_half_weights
             else {}
         ),
         **{
