@@ -10,7 +10,7 @@ from phalanx.planner.resize import on_ranks
 
 
 def ranks_of(scaled):
-    return place_ranks(scaled.job, scaled.machine).devices.ranks.value
+    return place_ranks(scaled.job, scaled.machine).ranks.value
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])

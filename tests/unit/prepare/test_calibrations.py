@@ -53,7 +53,7 @@ def test_what_is_stored_is_found_by_the_machine():
 def test_new_figures_join_the_old_ones():
     store_calibration(MEASURED)
     other = replace(STEP, micro_batch=16)
-    again = STEP.replace(step_s=0.2)
+    again = replace(STEP, step_s=0.2)
     two = MeasuredLink(ranks=2, backend="nccl", latency_us=9.0, gb_per_s=200.0)
     later = replace(
         MEASURED,

@@ -74,7 +74,7 @@ def test_cuda_visible_devices_is_named(make_job, load_machine):
 def test_one_core_gets_one_cpu_rank(make_job, load_machine):
     machine = load_machine("cpu")
     machine = replace(machine, cpu=replace(machine.cpu, usable_cores=1))
-    assert devices.place_ranks(make_job(), machine).devices.ranks.value == 1
+    assert devices.place_ranks(make_job(), machine).ranks.value == 1
 
 
 def test_the_weakest_of_mixed_gpus_decides_the_precision(make_job, load_machine):
@@ -237,7 +237,7 @@ def test_ddp_on_one_rank_never_happens(solve):
 def test_the_backend_of_the_environment_is_taken_where_it_fits(
     load_machine, make_job, make_trace, machine, named, asked, backend, slugs
 ):
-    there = load_machine(machine).replace(environment={"TORCH_DISTRIBUTED_BACKEND": named})
+    there = replace(load_machine(machine), environment={"TORCH_DISTRIBUTED_BACKEND": named})
     plan, findings = solve_plan(make_job(devices={"backend": asked}), there, make_trace())
     assert plan.devices.backend.value == backend
     assert [finding.slug for finding in findings] == slugs
