@@ -64,7 +64,7 @@ def measure_this_device(setting, machine):
 
     _, plan = make_plan(setting, machine)
     with join(plan) as process:
-        return {"calibration": measure_device(process).to_json()}
+        return {"calibration": to_json(measure_device(process))}
 
 
 def in_a_child(work, *arguments, limit_s):

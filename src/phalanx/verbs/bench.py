@@ -80,10 +80,10 @@ class Bench:
             "bottleneck": to_json(self.bottleneck),
         }
         return {
-            "calibration": self.calibration.to_json(),
+            "calibration": to_json(self.calibration),
             "job": job if self.recipe is not None else None,
             "stored": str(self.stored),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 
@@ -218,7 +218,7 @@ class _Listener:
         if event.kind == "measuring":
             self._say(f"measuring: {data['what']}")
         elif event.kind == "device":
-            self.calibration = Calibration.from_json(data["calibration"])
+            self.calibration = from_json(Calibration, data["calibration"])
         elif event.kind == "measured":
             self.measured.append(from_json(Measured, data))
         elif event.kind == "outcome" and data.get("memory") is not None:

@@ -130,7 +130,7 @@ def run_bench(
     def say(what: str) -> None:
         write("measuring", what=what)
 
-    write("device", calibration=measure_device(process, say).to_json())
+    write("device", calibration=to_json(measure_device(process, say)))
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
         write("measured", **to_json(measured))
