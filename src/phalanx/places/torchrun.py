@@ -25,7 +25,8 @@ from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
-from phalanx.run.lock import read_holder, this_process
+from phalanx.run.holder import this_process
+from phalanx.run.lock import read_holder
 from phalanx.supervise.signals import hearing_stops
 
 if TYPE_CHECKING:  # a command that is not under torchrun waits for none of these
@@ -89,7 +90,7 @@ class Torchrun:
 
     def judge(self, prepared: Prepared) -> Prepared:
         """A plan for another number of ranks is refused; that there are no restarts is said."""
-        planned = prepared.plan.ranks
+        planned = prepared.plan.devices.ranks
         if planned.value != self.ranks:
             raise UserError(
                 Finding(
