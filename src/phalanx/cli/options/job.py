@@ -37,6 +37,8 @@ GPUS = typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
 CPU = typer.Option("--cpu", help="On N CPU processes.")
 
 # Of what was trained: `evaluate` and `export`.
+OPTIONS = typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys.")
+RUNS = typer.Option("--output", help="Folder for run directories.")
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
 )
@@ -186,10 +188,9 @@ def with_job_options(command: Command) -> Command:
     def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
         given = {name: values.pop(name) for name in shared}
         given = {name: value for name, value in given.items() if value is not None}
-        if job is not None and "=" in job:  # `train --resume RUN epochs=3` has no job
-            overrides, job = [job, *(overrides or [])], None
+        job, words = name_and_overrides(job, overrides)
         collected, notes = collect_overrides(given)
-        return command(GivenJob(job, [*collected, *(overrides or [])], notes), **values)
+        return command(GivenJob(job, [*collected, *words], notes), **values)
 
     parameters = [
         *first,
@@ -201,9 +202,22 @@ def with_job_options(command: Command) -> Command:
         ),
         *(p for p in own if p not in first),
     ]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return with_parameters(wrapped, parameters)
+
+
+def with_parameters(command: Command, parameters: list[inspect.Parameter]) -> Command:
+    """Let typer see these parameters of a command, instead of its own."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def name_and_overrides(
+    name: str | None, overrides: list[str] | None
+) -> tuple[str | None, list[str]]:
+    """Return what is named first and the overrides; `train --resume RUN epochs=3` names no job."""
+    words = overrides or []
+    return (None, [name, *words]) if name is not None and "=" in name else (name, words)
 
 
 def parameter_of(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -288,6 +302,13 @@ def _count_ranks(given: dict[str, Any]) -> int | None:
     if isinstance(gpus, list):
         return len(gpus)
     return gpus if isinstance(gpus, int) else None
+
+
+def whole_numbers(text: str) -> list[int] | None:
+    """`8,16` -> [8, 16]; None if there is another word, or none."""
+    words = [word.strip().replace("_", "") for word in text.split(",") if word.strip()]
+    is_right = words and all(word.lstrip("-").isdecimal() for word in words)
+    return [int(word) for word in words] if is_right else None
 
 
 def parse_gpus(text: str) -> Any:
