@@ -14,6 +14,7 @@ from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
+from phalanx.run.purpose import TRAIN, Purpose
 from phalanx.supervise.hang import HangWatch
 from phalanx.supervise.outcomes import Outcome
 from phalanx.supervise.supervisor import Supervisor
@@ -40,6 +41,7 @@ def run_short(
     name: str,
     *,
     launcher: Launcher,
+    purpose: Purpose = TRAIN,
     on_event: Callable[[Event], None] = lambda event: None,
     max_restarts: int = 0,
     watch: HangWatch | None = None,
@@ -55,7 +57,7 @@ def run_short(
                 findings.append(finding)
         on_event(event)
 
-    with open_run(replace(prepared, job=job, run=None, findings=[])) as run:
+    with open_run(replace(prepared, job=job, run=None, findings=[]), purpose=purpose) as run:
         outcome = Supervisor(
             run,
             prepared.plan,
