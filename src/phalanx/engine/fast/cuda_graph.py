@@ -183,7 +183,8 @@ class GraphedStep:
 
     def _end_capture(self) -> None:
         """What torch 2.11 leaves undone when a capture fails: memory would still come from the pool
-        and random numbers wait for a graph."""
+        and random numbers wait for a graph. There is no official way to end one that failed:
+        https://docs.pytorch.org/docs/2.11/generated/torch.cuda.graph.html"""
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
         generator = torch.cuda.default_generators[self._device.index]
@@ -209,9 +210,9 @@ class GraphedStep:
 
     def _put_numbers(self, step: StepInput) -> float:
         """Weights of the loss and learning rates, to where kernels read them."""
-        schedule = self._step.schedule
-        lr = schedule.lr_at(step.share.step)
-        groups = self._strategy.optimizer.param_groups
+        optimizer = self._strategy.optimizer
+        lr, rates = self._step.schedule.rates(optimizer, step.share.step)
+        groups = optimizer.param_groups
         names = list(step.weights or ())
         if self._numbers is None:
             wide = self._strategy.precision.name == "fp64"
@@ -227,7 +228,6 @@ class GraphedStep:
                 if "capturable" in group:
                     group["capturable"] = True
         reciprocals = [reciprocal(weight) for weight in (step.weights or {}).values()]
-        rates = [schedule.group_lr(group, step.share.step, lr) for group in groups]
         self._numbers.put([*reciprocals, *rates])
         return lr
 
