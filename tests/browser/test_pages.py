@@ -118,8 +118,13 @@ def test_smoothing_and_the_axis_change_the_curve(browser, server):
     wait(browser, lambda b: chart(b, "loss"))
     before = chart(browser, "loss")
     slider = browser.find_element(By.CSS_SELECTOR, ".q-slider")
-    ActionChains(browser).move_to_element_with_offset(slider, -60, 0).click().perform()
-    wait(browser, lambda b: chart(b, "loss")["series"] != before["series"])
+
+    def is_smoothed(b):
+        # Again and again: a page that is shown may not listen yet.
+        ActionChains(b).move_to_element_with_offset(slider, -60, 0).click().perform()
+        return chart(b, "loss")["series"] != before["series"]
+
+    wait(browser, is_smoothed)
     next(
         button
         for button in browser.find_elements(By.TAG_NAME, "button")

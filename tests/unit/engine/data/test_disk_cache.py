@@ -1,5 +1,7 @@
 """Samples kept on disk: the same bits, whole or not at all, never those of a file that changed."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -79,7 +81,10 @@ def test_half_a_file_is_no_sample(pictures, tmp_path):
     assert cache.get("x") is not MISSING
 
 
-def test_room_that_others_need_is_left(pictures, tmp_path):
+def test_room_that_others_need_is_left(pictures, tmp_path, monkeypatch):
+    # Whoever else writes to this disk meanwhile changes what is free.
+    free = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("phalanx.engine.data.disk_cache.shutil.disk_usage", lambda folder: free)
     cache = DiskCache(tmp_path / "kept", limit_bytes=0)
     cache.put("x", pictures.load(0))
     assert cache.get("x") is MISSING
