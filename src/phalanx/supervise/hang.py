@@ -19,7 +19,8 @@ from phalanx.job.schema import Hang as Limits
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.heartbeat import Beat, Part, Phase
-from phalanx.supervise.culprit import Witness, find_culprit
+from phalanx.run.witness import Witness
+from phalanx.supervise.culprit import find_culprit
 
 _LEAST_S = 60.0
 _TIMES = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.errors import ExitCode, Finding, signal_name
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
-from phalanx.supervise.culprit import Witness
+from phalanx.run.witness import Witness
 from phalanx.supervise.rank_group import RankDeath, kill_reason
 
 _TAIL_BYTES = 1 << 16

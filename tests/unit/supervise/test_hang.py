@@ -6,8 +6,9 @@ import pytest
 
 from phalanx.job.schema import Hang
 from phalanx.run.heartbeat import Beat, Part, Phase
+from phalanx.run.witness import Witness
 from phalanx.supervise import hang
-from phalanx.supervise.culprit import Witness, find_culprit
+from phalanx.supervise.culprit import find_culprit
 from phalanx.supervise.hang import HangWatch, hang_event, hang_finding
 
 BEAT = Beat(0, 0.0, Phase.STEP, Part.BACKWARD, 100, 0, (0.0,) * len(Part))
