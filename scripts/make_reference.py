@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from phalanx.errors import ExitCode
 from phalanx.job.editor import SCHEMA_FILE, schema_text
 from phalanx.job.keys import ALIASES
 from phalanx.job.schema import Job, job_keys
-from phalanx.run.events import KINDS
+from phalanx.run.event_kinds import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))  # run as a file or imported by tests
 
@@ -284,6 +285,16 @@ def causes_page() -> str:
 # Events and exit codes
 
 
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    return {
+        field.target.id: " ".join(inspect.cleandoc(doc.value.value).split())
+        for field, doc in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+    }
+
+
 def events_page() -> str:
     parts = [
         "# Events\n",
@@ -295,8 +306,8 @@ def events_page() -> str:
         "adds its own fields. Readers drop an event of another run, and one of an attempt that was "
         "over when the next one had begun to write.\n",
     ]
-    for kind, fields in KINDS.items():
-        rows = ([f"`{name}`", meaning] for name, meaning in fields.items())
+    for kind, made in KINDS.items():
+        rows = ([f"`{name}`", meaning] for name, meaning in field_docs(made).items())
         parts += [f"## `{kind}`\n", table(["field", "meaning"], rows)]
     return "\n".join(parts)
 

@@ -7,6 +7,7 @@ takes its default. Wrong or missing values raise ValueError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -28,6 +29,4 @@ def from_json(kind: type[T], record: Json) -> T:
     return value
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.run.events import EVALUATOR, KINDS
+from phalanx.run.event_kinds import KINDS
+from phalanx.run.events import EVALUATOR
 from phalanx.watch.web.charts import _LANES
 from phalanx.watch.web.run_figures import _MARKED
 from tests.contract.source import PACKAGE, source_files, tree

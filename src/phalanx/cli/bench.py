@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.errors import Finding, UserError, format_bytes, format_seconds
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.machine.calibration import Calibration
@@ -36,7 +38,6 @@ def bench(
 
     Examples: phalanx bench | phalanx bench digits | phalanx bench job.yaml --gpus 1 --micro 8,16,32
     """
-    from phalanx.output import console
     from phalanx.verbs.bench import bench as measure
 
     sizes = parse_micro_batches(micro)
@@ -63,7 +64,6 @@ def parse_micro_batches(text: str | None) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if words and all(word.lstrip("-").isdecimal() for word in words):
         return [int(word) for word in words]
-    from phalanx.errors import Finding, UserError
 
     raise UserError(
         Finding(
@@ -76,9 +76,7 @@ def parse_micro_batches(text: str | None) -> list[int]:
 
 
 def _show_machine(measured: Calibration) -> None:
-    from phalanx.errors import format_bytes
     from phalanx.machine.catalogue import match_gpu
-    from phalanx.output import console
 
     known = next(iter(match_gpu(measured.device)), None)
     peaks = {
@@ -118,8 +116,6 @@ def _share(rate: float, peak: float | None) -> str:
 
 
 def _show_steps(done: Bench) -> None:
-    from phalanx.output import console
-
     plan = done.plan
     recipe = (done.recipe or "").rpartition("/")[2]
     ranks = plan.ranks.value
@@ -149,7 +145,6 @@ def _show_steps(done: Bench) -> None:
 
 
 def _row(measured: Measured) -> tuple[str, ...]:
-    from phalanx.errors import format_seconds
     from phalanx.planner.time.bottleneck import throughput
 
     step = measured.step
@@ -168,15 +163,10 @@ def _row(measured: Measured) -> tuple[str, ...]:
 
 
 def _bytes(count: int | None) -> str:
-    from phalanx.errors import format_bytes
-
     return "-" if count is None else format_bytes(count)
 
 
 def _show_predicted(done: Bench) -> None:
-    from phalanx.errors import format_seconds
-    from phalanx.output import console
-
     rows = []
     for step in done.steps:
         made = done.predicted[step.micro_batch]

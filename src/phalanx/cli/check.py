@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.errors import ExitCode, errors_of
+from phalanx.output import console
+
 if TYPE_CHECKING:
     from phalanx.machine.facts import Gpu, Machine, TorchFacts
 
@@ -30,9 +33,7 @@ def check(
 
     Examples: `phalanx check`, `phalanx check --output /scratch/runs --json`
     """
-    from phalanx.errors import ExitCode, errors_of
     from phalanx.machine import check_machine, probe_machine
-    from phalanx.output import console
 
     with console.working("asking torch"):
         machine = probe_machine(output)
@@ -51,8 +52,6 @@ def check(
 
 def show_machine(machine: Machine) -> None:
     """The machine in one screen."""
-    from phalanx.output import console
-
     console.table(_host_rows(machine))
     if machine.gpus:
         console.say()

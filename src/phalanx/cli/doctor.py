@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from phalanx.errors import ExitCode, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.diagnose.death import Death
@@ -28,11 +33,7 @@ def doctor(
 
     Examples: phalanx doctor | phalanx doctor runs/first | phalanx doctor --json
     """
-    from pathlib import Path
-
     from phalanx.diagnose.examine import examine
-    from phalanx.errors import ExitCode
-    from phalanx.output import console
     from phalanx.run.directory import find_run
 
     found = find_run(run, Path(output), command="phalanx doctor", with_scripts=True)
@@ -45,11 +46,6 @@ def doctor(
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    from pathlib import Path
-
-    from phalanx.errors import short_path
-    from phalanx.output import console
-
     prefix = f"{diagnosis.cause}: " if diagnosis.cause else ""  # else its status comes first
     console.say(prefix + diagnosis.verdict, style="bold")
     run = short_path(Path(diagnosis.run))
@@ -79,8 +75,6 @@ def _status(diagnosis: Diagnosis) -> str:
 
 
 def _first(death: Death) -> str:
-    import time
-
     when = ""
     if death.time_s is not None:
         when = f" at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(death.time_s))}"

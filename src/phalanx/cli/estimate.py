@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.errors import Finding, UserError, format_seconds
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.verbs.estimate import Estimate
@@ -44,7 +46,6 @@ def estimate(
     Examples: phalanx estimate digits --dataset-size 1000 --epochs 100 --gpus 16 --gpu "RTX 2080" |
     phalanx estimate digits --gpus 2 --gpu "RTX 4090" --steps 5000,20000 --step-time 0.5
     """
-    from phalanx.output import console
     from phalanx.verbs.estimate import estimate_job
 
     counts = _parse_steps(steps)
@@ -68,9 +69,6 @@ def estimate(
 
 
 def _show(found: Estimate) -> None:
-    from phalanx.errors import format_seconds
-    from phalanx.output import console
-
     low, high = (format_seconds(value) for value in found.interval(found.total_s))
     unit = "GPU" if found.device == "cuda" else "rank"
     per_rank = f"{found.global_batch_size / found.ranks:g} per {unit}"
@@ -115,8 +113,6 @@ def _show(found: Estimate) -> None:
 
 
 def _parse_steps(text: str) -> list[int]:
-    from phalanx.errors import Finding, UserError
-
     words = [word.strip().replace("_", "") for word in text.split(",") if word.strip()]
     if words and all(word.lstrip("-").isdecimal() for word in words):
         return [int(word) for word in words]

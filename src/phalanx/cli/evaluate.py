@@ -18,6 +18,8 @@ from phalanx.cli.options.job import (
     WEIGHTS,
     collect_overrides,
 )
+from phalanx.errors import Finding, UserError, format_seconds, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.verbs.closed_loop import Benchmark
@@ -92,7 +94,6 @@ def evaluate(
     Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
     """
-    from phalanx.output import console
     from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
     from phalanx.verbs.evaluate import evaluate_trained
 
@@ -143,8 +144,6 @@ def _in_the_loop(
 ) -> Evaluated | None:
     """What the recipe wants to be run after the test split. Where that cannot be done the figures
     of the test split stand by themselves, and why is a warning."""
-    from phalanx.errors import UserError
-    from phalanx.output import console
     from phalanx.verbs.closed_loop import benchmark_trained
 
     try:
@@ -156,8 +155,6 @@ def _in_the_loop(
 
 def _refuse(flags: str) -> None:
     """Options of a benchmark that is not wanted."""
-    from phalanx.errors import Finding, UserError
-
     if flags:
         raise UserError(
             Finding(
@@ -170,8 +167,6 @@ def _refuse(flags: str) -> None:
 
 
 def _show(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds, short_path
-    from phalanx.output import console
     from phalanx.output.progress import describe_sample
 
     step = "" if done.step is None else f", step {done.step}"
@@ -198,9 +193,6 @@ def _show(done: Evaluated) -> None:
 
 
 def _show_tasks(done: Evaluated) -> None:
-    from phalanx.errors import format_seconds, short_path
-    from phalanx.output import console
-
     names = list(dict.fromkeys(name for task in done.tasks for name in task.figures))
     rows = []
     for task in done.tasks:

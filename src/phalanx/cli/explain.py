@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.output import console
+
 
 def explain(
     words: Annotated[
@@ -24,9 +27,7 @@ def explain(
 
     Examples: phalanx explain | phalanx explain optimizer.lr | phalanx explain linear scaling
     """
-    from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.job.schema import job_keys
-    from phalanx.output import console
     from phalanx.verbs.terms import TERMS, find_term
 
     if schema:

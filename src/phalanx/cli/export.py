@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.options.job import CHECKPOINT, RECIPE_OF_WEIGHTS, WEIGHTS
+from phalanx.errors import ExitCode, format_bytes, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.verbs.export import Export
@@ -72,8 +74,6 @@ def export(
     Examples: phalanx export | phalanx export runs/first --to onnx --dynamic | phalanx export
     runs/first --to onnx --int8 | phalanx export best.pt --recipe digits --to torchscript
     """
-    from phalanx.errors import ExitCode
-    from phalanx.output import console
     from phalanx.verbs.export import Settings, export_trained
 
     if model is not None and "=" in model:
@@ -101,9 +101,6 @@ def export(
 
 
 def _show(done: Export) -> None:
-    from phalanx.errors import format_bytes, short_path
-    from phalanx.output import console
-
     folder = short_path(done.folder)
     console.say(f"{done.form} of {done.title}")
     console.table(
@@ -128,8 +125,6 @@ def _show(done: Export) -> None:
 
 
 def _show_compared(done: Export) -> None:
-    from phalanx.output import console
-
     compared = done.compared
     console.table(
         [
@@ -152,8 +147,6 @@ def _show_compared(done: Export) -> None:
 
 
 def _show_next(done: Export, folder: Path) -> None:
-    from phalanx.output import console
-
     command, meaning = f"phalanx recipes show {done.recipe}", "what this form is, and the others"
     if done.form == "safetensors":
         command = f"phalanx train {done.recipe} init_from={folder / 'model.safetensors'}"

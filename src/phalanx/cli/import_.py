@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from phalanx.errors import Finding, UserError, short_path
+from phalanx.output import console
+
 if TYPE_CHECKING:
-    from phalanx.errors import Finding
     from phalanx.job.importing import Asked, Imported, Line
 
 # Options that are not known here belong to a command line that is imported.
@@ -73,11 +75,9 @@ def import_(
     Examples: phalanx import args.yaml | phalanx import training_args.json --recipe lora |
     phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3 --recipe my_recipe.py:Mine
     """
-    from phalanx.errors import UserError, short_path
     from phalanx.job import check_job, load_job
     from phalanx.job.importing import Asked, complete, job_text, unstated
     from phalanx.job.presets import list_presets
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes
 
     imported = _read(source, kind, Asked(recipe, leave or (), batch_means))
@@ -118,8 +118,6 @@ def import_(
 
 
 def _next(imported: Imported, out: Path) -> None:
-    from phalanx.output import console
-
     console.say("next:")
     console.say(f"  phalanx plan {shlex.quote(str(out))}")
     if imported.nodes > 1:
@@ -143,8 +141,6 @@ def _read(source: list[str], kind: str | None, asked: Asked) -> Imported:
 
 
 def _show(imported: Imported, lines: list[Line]) -> None:
-    from phalanx.output import console
-
     fates = [line.fate for line in lines]
     console.say(
         f"{imported.place}: {fates.count('taken')} taken, {fates.count('derived')} derived, "
@@ -161,7 +157,6 @@ def _show(imported: Imported, lines: list[Line]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from phalanx.errors import Finding, UserError
     from phalanx.run.directory import write_atomic
 
     if out.exists():
@@ -193,7 +188,6 @@ def _launch(imported: Imported) -> str:
 
 
 def _no_recipe(imported: Imported, source: list[str]) -> Finding:
-    from phalanx.errors import Finding
     from phalanx.recipe.loading import builtin_recipes
 
     what = shlex.join(source)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +30,7 @@ from phalanx.cli.options.script import (
     ResumeWithOption,
     ScriptArgument,
 )
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.cli.detach import Leave
@@ -98,12 +102,9 @@ def launch(
 
     Examples: phalanx launch --gpus 4 train.py --epochs 3 | phalanx launch --cpu 2 -m my.train
     """
-    from pathlib import Path
-
     from phalanx.cli.detach import in_background
     from phalanx.cli.options.job import parse_gpus
     from phalanx.cli.options.nodes import alone_only
-    from phalanx.output import console
     from phalanx.places.nodes.meeting import parse_rendezvous
     from phalanx.places.torchrun import refuse_inside_torchrun
     from phalanx.scripts.request import RESULTS, ScriptRequest, prepare_script
@@ -154,8 +155,6 @@ def _launch(
     leave: Leave = lambda run: None,
     nodes: Nodes | None = None,
 ) -> int:
-    from functools import partial
-
     from phalanx.output.script_view import ScriptView, show_end
     from phalanx.verbs.launch import launch
 
@@ -167,8 +166,6 @@ def _launch(
 
 def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
     """Meet the other nodes, then lead them or follow node 0."""
-    from pathlib import Path
-
     from phalanx.cli.options.nodes import show_decided, tell
     from phalanx.output.script_view import ScriptView
     from phalanx.places.nodes.join import join_nodes, script_facts
@@ -190,9 +187,6 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
 
 
 def _show_plan(prepared: PreparedScript) -> None:
-    import shlex
-
-    from phalanx.output import console
     from phalanx.scripts.request import hide_secrets
 
     rows = [("command", shlex.join(hide_secrets(prepared.argv)))]

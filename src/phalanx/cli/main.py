@@ -29,6 +29,7 @@ from phalanx.cli import (
 )
 from phalanx.cli.options.script import SETTINGS
 from phalanx.errors import ExitCode, Finding, UserError
+from phalanx.output import console, language
 
 app = typer.Typer(
     name="phalanx",
@@ -71,8 +72,6 @@ def language_of(
 ) -> None:
     """Train any PyTorch model on every GPU you have: planned, fast, hard to kill, the same run on
     one GPU or many."""
-    from phalanx.output import language
-
     if lang is not None:
         language.use(lang)
 
@@ -132,8 +131,6 @@ def _language_first(argv: Sequence[str]) -> list[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; every error becomes Findings and an exit code."""
-    from phalanx.output import console
-
     try:
         return program(argv)
     except UserError as error:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
 
 
 @with_job_options
@@ -50,7 +52,6 @@ def plan(
     Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
     phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
-    from phalanx.output import console
     from phalanx.output.plan import show_plan
     from phalanx.output.sweep import show_sweep
     from phalanx.output.why import show_why
@@ -89,8 +90,6 @@ def plan(
 
 
 def _two_questions(why: str, sweep: str) -> Exception:
-    from phalanx.errors import Finding, UserError
-
     return UserError(
         Finding(
             slug="two-questions",

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.errors import Finding, UserError, did_you_mean, short_path
+from phalanx.output import console
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -21,7 +24,6 @@ def recipes(context: typer.Context) -> int:
     """
     if context.invoked_subcommand is not None:
         return 0
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes, describe_recipe
 
     rows = [(name, describe_recipe(name)) for name in builtin_recipes()]
@@ -39,7 +41,6 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 def show(name: Annotated[str, _NAME]) -> int:
     """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
     from phalanx.job.presets import describe_preset, list_presets
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
@@ -83,8 +84,6 @@ def copy(
     ] = None,
 ) -> int:
     """Copy a recipe's job file and code into a folder of your own to edit."""
-    from phalanx.errors import Finding, UserError
-    from phalanx.output import console
     from phalanx.recipe.loading import builtin_recipes, copy_recipe
 
     _require_known(name)
@@ -125,8 +124,6 @@ def convert(
     Examples: phalanx recipes convert voc Annotations --images JPEGImages --out data |
     phalanx recipes convert coco train.json --images train --val val.json --out data
     """
-    from phalanx.errors import Finding, UserError, did_you_mean
-    from phalanx.output import console
     from phalanx.recipes.detection.converting import FORMATS
     from phalanx.recipes.detection.converting import convert as write
 
@@ -172,8 +169,6 @@ def collect(
     Examples: phalanx recipes collect policy | phalanx recipes collect policy tasks=reach-v3
     episodes=50 --out demonstrations
     """
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.verbs.collect import collect_data
 
     _require_known(name)
@@ -188,7 +183,6 @@ def collect(
 
 
 def _require_known(name: str) -> None:
-    from phalanx.errors import Finding, UserError, did_you_mean
     from phalanx.recipe.loading import builtin_recipes
 
     known = builtin_recipes()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.errors import ExitCode, UserError, errors_of, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.places.remote.runs import RemoteRun
@@ -59,8 +63,6 @@ def add(
     Examples: phalanx remote add lab alice@gpu.example.org | phalanx remote add big big-alias
     --path /scratch/alice --python /opt/torch/bin/python
     """
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.places.remote.places import add_place, config_file, make_place
 
     place = make_place(name, target, path=path, python=python, site_packages=site_packages)
@@ -78,7 +80,6 @@ def list_remotes() -> int:
 
     Examples: phalanx remote list
     """
-    from phalanx.output import console
     from phalanx.places.remote.places import load_places
 
     rows = [
@@ -98,7 +99,6 @@ def remove(name: Annotated[str, NAME]) -> int:
 
     Examples: phalanx remote remove lab
     """
-    from phalanx.output import console
     from phalanx.places.remote.places import remove_place
 
     place = remove_place(name)
@@ -123,8 +123,6 @@ def check(
     Examples: phalanx remote check lab | phalanx remote check lab job.yaml --gpus 0,1
     """
     from phalanx.cli.check import show_machine
-    from phalanx.errors import ExitCode, errors_of
-    from phalanx.output import console
     from phalanx.places.remote.job_checks import check_job_there
     from phalanx.places.remote.places import find_place
     from phalanx.places.remote.ssh import Connection
@@ -186,10 +184,6 @@ def train(
     Examples: phalanx remote train lab digits | phalanx remote train lab job.yaml --gpus 0,1
     --include data/raw --epochs 5
     """
-    import os
-
-    from phalanx.errors import UserError, errors_of
-    from phalanx.output import console
     from phalanx.output.remote_view import follow, say_following
     from phalanx.places.remote.places import find_place
     from phalanx.places.remote.request import make_request, resume_request
@@ -265,9 +259,6 @@ def runs(name: Annotated[str, NAME]) -> int:
 
     Examples: phalanx remote runs lab
     """
-    import time
-
-    from phalanx.output import console
     from phalanx.places.remote.runs import list_runs
 
     with _connected(name) as connection:
@@ -301,8 +292,6 @@ def pull(
 
     Examples: phalanx remote pull lab | phalanx remote pull lab digits-20260131-120000 --best
     """
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.places.remote.pulling import pull_run
 
     with _connected(name) as connection, console.working("looking") as update:
@@ -324,7 +313,6 @@ def stop(
 
     Examples: phalanx remote stop lab | phalanx remote stop lab digits-20260131-120000
     """
-    from phalanx.output import console
     from phalanx.output.remote_view import follow
     from phalanx.places.remote.runs import stop_run
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,9 +27,10 @@ from phalanx.cli.options.script import (
     ScriptArgument,
 )
 from phalanx.cli.options.slurm import with_slurm_options
+from phalanx.errors import Finding, UserError, errors_of, printable, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.errors import Finding
     from phalanx.places.slurm.job import SlurmRequest
     from phalanx.places.slurm.jobs import SlurmJob
 
@@ -66,10 +70,6 @@ def submit(
     Examples: phalanx slurm digits --partition gpu --gpus-per-node 4 --time 4:00:00 | phalanx slurm
     job.yaml --partition gpu --print
     """
-    import os
-    import sys
-
-    from phalanx.errors import UserError, errors_of
     from phalanx.places.slurm.job import SlurmRequest, value_findings
     from phalanx.places.slurm.request import (
         device_findings,
@@ -121,10 +121,6 @@ def launch(
     Examples: phalanx slurm launch --partition gpu --gpus-per-node 4 --resume-with "--resume auto"
     train.py --epochs 3
     """
-    import os
-    import sys
-
-    from phalanx.errors import UserError, errors_of
     from phalanx.places.slurm.job import SlurmRequest, value_findings
     from phalanx.places.slurm.request import name_from, script_findings
 
@@ -168,7 +164,6 @@ def status(reference: Annotated[str | None, _REFERENCE] = None) -> int:
 
     Examples: phalanx slurm status | phalanx slurm status 42 | phalanx slurm status runs/digits_42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import find_job, list_jobs, progress_of
 
     jobs = [find_job(reference)] if reference is not None else list_jobs()
@@ -189,8 +184,6 @@ def logs(
 
     Examples: phalanx slurm logs | phalanx slurm logs 42 --lines 100
     """
-    from phalanx.errors import printable, short_path
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import find_job
 
     for path in find_job(reference).logs:
@@ -210,7 +203,6 @@ def cancel(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm cancel 42 | phalanx slurm cancel runs/digits_42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import cancel as cancel_job
 
     job = cancel_job(reference)
@@ -224,7 +216,6 @@ def requeue(reference: Annotated[str, _REFERENCE]) -> int:
 
     Examples: phalanx slurm requeue 42
     """
-    from phalanx.output import console
     from phalanx.places.slurm.jobs import requeue as requeue_job
 
     job = requeue_job(reference)
@@ -240,10 +231,6 @@ def _submit(
     request: SlurmRequest, findings: list[Finding], cpu: int | None, *, print_only: bool
 ) -> int:
     """Have Slurm judge a request whose values have been, and submit it."""
-    from dataclasses import replace
-
-    from phalanx.errors import UserError, errors_of
-    from phalanx.output import console
     from phalanx.places.slurm import checks, jobs
     from phalanx.places.slurm.job import batch_script
     from phalanx.places.slurm.request import checked_by_slurm
@@ -271,7 +258,6 @@ def _submit(
 
 
 def _show_submitted(request: SlurmRequest, number: str) -> None:
-    from phalanx.output import console
     from phalanx.places.slurm.job import LOGS
 
     stem = f"{request.name}_{number}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from phalanx.errors import ExitCode, UserError, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.run.events import Event
@@ -26,10 +30,6 @@ def stop(
 
     Examples: phalanx stop | phalanx stop runs/first | phalanx stop runs/first --now
     """
-    from pathlib import Path
-
-    from phalanx.errors import ExitCode, UserError
-    from phalanx.output import console
     from phalanx.verbs.stop import stop_run
 
     try:
@@ -52,8 +52,6 @@ def stop(
 
 
 def _show(stopped: Stopped) -> None:
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.verbs.stop import resume_command
 
     run = short_path(stopped.run.path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,12 +19,11 @@ from phalanx.cli.options.nodes import (
     RendezvousOption,
     TimeoutOption,
 )
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from phalanx.cli.detach import Leave
-    from phalanx.errors import Finding
     from phalanx.output.progress import RunView
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.launcher import Launcher
@@ -76,10 +78,6 @@ def train(
 
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
-    import os
-    from functools import partial
-    from pathlib import Path
-
     from phalanx.cli.detach import in_background
     from phalanx.cli.options.nodes import alone_only, show_decided, tell
     from phalanx.machine.environment import DEBUG_COMMUNICATION
@@ -149,7 +147,6 @@ def _train(
     prepared_job: Prepared | None = None
 
     def show_prepared(prepared: Prepared, launcher: Launcher) -> None:
-        from phalanx.output import console
         from phalanx.output.plan import show_plan
 
         nonlocal prepared_job
@@ -181,20 +178,14 @@ def _train(
 
 # Imported when needed: the launcher imports torch meanwhile.
 def _working(what: str) -> AbstractContextManager[Callable[[str], None]]:
-    from phalanx.output import console
-
     return console.working(what)
 
 
 def _say(text: str) -> None:
-    from phalanx.output import console
-
     console.say(text)
 
 
 def _show_finding(finding: Finding) -> None:
-    from phalanx.output import console
-
     console.show_findings([finding])
 
 
@@ -205,7 +196,6 @@ def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
 
 
 def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
-    from phalanx.output import console
     from phalanx.verbs.ladder import Rung, climb
 
     total = 3 if prepared.plan.ranks.value > 1 else 1
@@ -222,8 +212,6 @@ def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: 
 
 
 def _no_ladder(resume: str) -> Exception:
-    from phalanx.errors import Finding, UserError
-
     return UserError(
         Finding(
             slug="ladder-resume",

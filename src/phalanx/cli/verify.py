@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options.job import with_job_options
+from phalanx.errors import ExitCode
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.diagnose.compare import Comparison, Tally
@@ -48,8 +50,6 @@ def verify(
 
     Examples: phalanx verify digits | phalanx verify job.yaml --ranks 4 --steps 10 width=32
     """
-    from phalanx.errors import ExitCode
-    from phalanx.output import console
     from phalanx.verbs.verify import verify_job
 
     with console.working("starting") as say:
@@ -67,8 +67,6 @@ def verify(
 
 
 def _show(done: Verification) -> None:
-    from phalanx.output import console
-
     plan = done.plan
     ranks = plan.ranks.value
     recipe = done.recipe.rpartition("/")[2]
@@ -91,8 +89,6 @@ def _show(done: Verification) -> None:
 
 
 def _show_table(compared: Comparison) -> None:
-    from phalanx.output import console
-
     console.table(
         [_row(tally) for tally in compared.tallies.values()],
         header=("compared", "how many", "largest difference"),
@@ -109,8 +105,6 @@ def _conditions(planned: PlannedComparison) -> str:
 
 
 def _show_verdict(done: Verification) -> None:
-    from phalanx.output import console
-
     ranks, planned = done.plan.ranks.value, done.planned
     tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"
     if done.passed:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from phalanx.errors import ExitCode, Finding, UserError, short_path
+from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.run.directory import RunDirectory
@@ -55,8 +59,6 @@ def watch(
     Examples: phalanx watch | phalanx watch runs/first --once | phalanx watch --remote lab |
     phalanx watch --web | phalanx watch --web --port 8080 runs/first runs/second
     """
-    from phalanx.errors import Finding, UserError
-
     if sum((web, tensorboard, once or as_json)) > 1:
         raise UserError(
             Finding(
@@ -106,8 +108,6 @@ def watch(
 
 def _show(watched: WatchedRun, *, is_once: bool, as_json: bool) -> int:
     from phalanx.diagnose.examine import BAD
-    from phalanx.errors import ExitCode
-    from phalanx.output import console
 
     if as_json:
         from phalanx.watch.report import report
@@ -126,9 +126,6 @@ def _show(watched: WatchedRun, *, is_once: bool, as_json: bool) -> int:
 
 def _follow(watched: WatchedRun) -> None:
     """Live until the run has ended."""
-    import time
-
-    from phalanx.output import console
     from phalanx.watch.terminal import Room, render
 
     with console.live(lambda width, height: render(watched, Room.of(width, height))) as draw:
@@ -143,8 +140,6 @@ def _follow(watched: WatchedRun) -> None:
 
 
 def _tensorboard(run: RunDirectory, host: str, port: int) -> int:
-    from phalanx.errors import short_path
-    from phalanx.output import console
     from phalanx.watch.boards import start_tensorboard
 
     console.say(f"TensorBoard on {short_path(run.tensorboard)}; Ctrl-C ends it")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from phalanx.machine import Machine
-    from phalanx.verbs.sweep import SweepRow
+from phalanx.errors import ExitCode, format_bytes, format_seconds
+from phalanx.machine import Machine
+from phalanx.output import console
+from phalanx.verbs.sweep import SweepRow, parse_sweep, sweep
 
 _NUMBERS = (4, 5, 6, 7, 8, 9, 10)
 _HEADER = (
@@ -34,10 +35,6 @@ def show_sweep(
     as_json: bool,
 ) -> int:
     """Plan once per value and print a row for each; exit code 2 when every value is wrong."""
-    from phalanx.errors import ExitCode
-    from phalanx.output import console
-    from phalanx.verbs.sweep import parse_sweep, sweep
-
     key, _ = parse_sweep(text)
     with console.working("planning once per value"):
         rows = sweep(job, overrides, text, machine=machine, is_fresh=is_fresh)
@@ -57,8 +54,6 @@ def show_sweep(
 
 
 def _show(key: str, rows: list[SweepRow], machine: Machine | None) -> None:
-    from phalanx.output import console
-
     where = f" on {machine.title}" if machine is not None else ""
     console.table(
         [_cells(row) for row in rows],
@@ -74,8 +69,6 @@ def _show(key: str, rows: list[SweepRow], machine: Machine | None) -> None:
 
 
 def _cells(row: SweepRow) -> tuple[str, ...]:
-    from phalanx.errors import format_bytes, format_seconds
-
     if row.plan is None:
         assert row.error is not None
         return (row.value, f"error[{row.error.slug}]", *("-" for _ in _HEADER[1:]))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import platform
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
 from phalanx.verbs.watch import library_of
+from phalanx.watch.web.access import Access
+from phalanx.watch.web.server import bind, serve
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
@@ -20,11 +28,7 @@ def serve_runs(
     token_file: Path | None,
 ) -> int:
     """Serve the pages until Ctrl-C."""
-    from phalanx.output import console
-
     _need_web()
-    from phalanx.watch.web.access import Access
-    from phalanx.watch.web.server import bind, serve
 
     with ExitStack() as stack:
         library = library_of(named, output, remote, stack)
@@ -52,10 +56,6 @@ def serve_runs(
 
 
 def _need_web() -> None:
-    from importlib.util import find_spec
-
-    from phalanx.errors import Finding, UserError
-
     if find_spec("nicegui") is None:
         raise UserError(
             Finding(
@@ -68,20 +68,12 @@ def _need_web() -> None:
 
 
 def _address(host: str, port: int) -> str:
-    import platform
-
     name = platform.node() if host in _WILDCARDS else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"
 
 
 def _say_tunnel(host: str, port: int) -> None:
     """How to reach a page on a machine that one is logged in to over ssh, or in a Slurm job."""
-    import getpass
-    import os
-    import platform
-
-    from phalanx.output import console
-
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if not connection and "SLURM_JOB_ID" not in os.environ:
         return
@@ -93,8 +85,6 @@ def _say_tunnel(host: str, port: int) -> None:
 
 
 def _token(path: Path | None) -> str | None:
-    from phalanx.errors import Finding, UserError
-
     if path is None:
         return None
     try:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from phalanx.prepare.plan import Prepared
+from phalanx.errors import Finding, UserError, did_you_mean
+from phalanx.job.keys import known_key
+from phalanx.job.schema import job_keys
+from phalanx.output import console
+from phalanx.output.plan import show_value
+from phalanx.planner.job_keys import FEEDS
+from phalanx.prepare.plan import Prepared
 
 
 def show_why(prepared: Prepared, key: str, *, as_json: bool) -> None:
     """Print the choice named `key`, or every choice that the job key `key` feeds."""
-    from phalanx.job.schema import job_keys
-    from phalanx.output import console
-    from phalanx.output.plan import show_value
-    from phalanx.planner.job_keys import FEEDS
-
     chosen = prepared.plan.decisions()
     names = _names(key, list(chosen))
     meaning = job_keys()
@@ -46,10 +46,6 @@ def show_why(prepared: Prepared, key: str, *, as_json: bool) -> None:
 
 def _names(key: str, choices: list[str]) -> list[str]:
     """The choices a person means: by name, with spaces or dashes, or by a job key."""
-    from phalanx.errors import Finding, UserError, did_you_mean
-    from phalanx.job.keys import known_key
-    from phalanx.planner.job_keys import FEEDS
-
     name = key.strip().lower().replace(" ", "_").replace("-", "_")
     for candidate in (name, f"{name}_bytes"):
         if candidate in choices:

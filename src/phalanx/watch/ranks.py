@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from phalanx.run.events import KINDS
+from phalanx.run.event_kinds import KINDS
+from phalanx.run.event_kinds.fields import field_names
 
 MOST_RANKS = 4096
 _COLUMNS = 240
@@ -120,7 +121,7 @@ class Ranks:
         rank.device, rank.pid = str(data.get("device") or ""), data.get("pid")
 
     def use(self, data: dict[str, Any]) -> None:
-        known = {n: data[n] for n in KINDS["usage"] if _is_number(data.get(n))}
+        known = {n: data[n] for n in field_names(KINDS["usage"]) if _is_number(data.get(n))}
         self[int(data["rank"])].usage = known
 
     def pace(self, time_s: float, data: dict[str, Any]) -> None:

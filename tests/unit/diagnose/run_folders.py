@@ -5,7 +5,7 @@ import json
 
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import RecordedWriter, as_written
 
 TRACEBACK = (
@@ -79,4 +79,4 @@ def steps(run, losses, **values):
         for number, loss in enumerate(losses, 1):
             given = {n: v(number) if callable(v) else v for n, v in values.items()}
             data = as_written("step", "rank-0", step=number, loss=loss, **given)
-            file.write(Event("step", 1000.0 + number, "rank-0", 0, data).to_line())
+            file.write(make_event("step", 1000.0 + number, "rank-0", 0, data).to_line())

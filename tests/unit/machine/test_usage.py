@@ -7,10 +7,10 @@ import time
 import pytest
 
 from phalanx.machine.usage import GpuMeter, ProcessMeter
-from phalanx.run.events import Event
 from phalanx.run.sinks.curves import scalars
 from phalanx.supervise import usage
 from phalanx.supervise.usage import UsageSampler
+from tests.fixtures.event_lines import make_event
 from tests.unit.machine.fake_pynvml import FakeGpu, FakePynvml
 
 BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
@@ -51,7 +51,7 @@ def test_samples_have_the_gpu_the_driver_sees_a_rank_on(busy, monkeypatch):
     assert sample["gpu_memory_bytes"] == 2048 * 2**20
     assert sampler.look() == [], "not yet time for another"
     sampler.close()
-    curves = scalars(Event("usage", 0.0, "supervisor", data={"step": None, **sample}))
+    curves = scalars(make_event("usage", 0.0, "supervisor", data={"step": None, **sample}))
     assert curves["system/rank_0/gpu_percent"] == 93
     assert curves["system/rank_0/gpu_memory_gib"] == 2
 

@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from phalanx.run.events import KINDS
+from phalanx.run.event_kinds import KINDS
+from phalanx.run.event_kinds.fields import field_names
 from phalanx.run.heartbeat import Beat, Part, Phase
 from phalanx.supervise.pace import PaceMeter
 
@@ -26,7 +27,7 @@ def test_a_record_is_what_was_spent_between_two_looks():
     assert meter.look(beats(0, 0.0, 0.0), 10.0) == []
     assert meter.look(beats(5, 1.0, 2.0), 10.5) == [], "not yet time"
     (record,) = meter.look(beats(10, 2.0, 5.0), 11.5)
-    assert set(record) == set(KINDS["pace"])
+    assert set(record) == field_names(KINDS["pace"])
     assert record["seconds"] == 1.5
     data = 2 + record["parts"].index("data")
     assert [(row[0], row[1], row[data]) for row in record["ranks"]] == [(0, 10, 2.0), (1, 10, 5.0)]

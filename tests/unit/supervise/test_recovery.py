@@ -8,8 +8,8 @@ import pytest
 
 from phalanx.planner.revise import ALLOCATOR_VARIABLE, GROWING_SEGMENTS
 from phalanx.planner.schema.plan import Decision, Plan
-from phalanx.run.events import Event
 from phalanx.supervise.recovery import does_not_fit, find_memory_failure, revise_plan
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run-0.1" / "plan.json"
@@ -33,13 +33,13 @@ def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB, time_s=1.0, rank=1):
         "idle_bytes": idle,
     }
     data = as_written("outcome", f"rank-{rank}", status="failed", phase=phase, memory=memory)
-    return Event("outcome", time_s, f"rank-{rank}", 0, {**data, "step": 3, "findings": []})
+    return make_event("outcome", time_s, f"rank-{rank}", 0, {**data, "step": 3, "findings": []})
 
 
 def test_out_of_memory_wins_over_peers_that_ended_earlier():
     lost = as_written("outcome", "rank-0", status="failed", memory=None)
-    peer = Event("outcome", 0.5, "rank-0", 0, lost)
-    old = Event("outcome", 0.1, "rank-0", 0, {"status": "failed"})  # of an earlier version
+    peer = make_event("outcome", 0.5, "rank-0", 0, lost)
+    old = make_event("outcome", 0.1, "rank-0", 0, {"status": "failed"})  # of an earlier version
     first, second = failure(time_s=1.0), failure(time_s=2.0, rank=2)
     assert find_memory_failure([old, peer, second, first]) is first
     assert find_memory_failure([old, peer]) is None

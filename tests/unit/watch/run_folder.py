@@ -10,9 +10,10 @@ import numpy as np
 
 from phalanx.recipe.films import encode_film
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import EVALUATOR, Event
+from phalanx.run.events import EVALUATOR
 from phalanx.run.lock import this_process
 from phalanx.run.media import write_media
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written
 
 BEGAN = 1_800_000_000.0
@@ -60,7 +61,7 @@ class Run:
 
     def write(self, kind, time_s, writer="supervisor", attempt=0, **data):
         data = as_written(kind, writer, **data)
-        self.append(writer, Event(kind, BEGAN + time_s, writer, attempt, data).to_line())
+        self.append(writer, make_event(kind, BEGAN + time_s, writer, attempt, data).to_line())
 
     def append(self, writer, text):
         with (self.run.events / f"{writer}.jsonl").open("a") as file:

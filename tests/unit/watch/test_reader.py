@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from phalanx.run.events import Event
 from phalanx.watch import reader as reader_module
 from phalanx.watch.reader import RunReader
 from phalanx.watch.saved_states import kept
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written
 from tests.unit.watch.run_folder import Run, whole_run
 
@@ -104,10 +104,10 @@ def long_run(tmp_path, monkeypatch):
     for step in range(1, 3001):
         loss, terms = 99.0 if step == 1234 else 1.0, {"x" * 150: 1.0}
         data = as_written("step", "rank-0", step=step, loss=loss, terms=terms)
-        lines.append(Event("step", 1e9 + step, "rank-0", 0, data).to_line())
+        lines.append(make_event("step", 1e9 + step, "rank-0", 0, data).to_line())
         if step % 500 == 0:
             data = as_written("evaluate", "rank-0", step=step, metrics={"accuracy": step / 3000})
-            lines.append(Event("evaluate", 1e9 + step, "rank-0", 0, data).to_line())
+            lines.append(make_event("evaluate", 1e9 + step, "rank-0", 0, data).to_line())
     made.append("rank-0", "".join(lines))
     return made
 

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.run.events import EVALUATOR, KINDS, Event
+from phalanx.run.event_kinds import KINDS
+from phalanx.run.events import EVALUATOR, Event
 from phalanx.watch.ranks import Rank
 from phalanx.watch.state import RunState
 from phalanx.watch.watched_run import WatchedRun
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import recorded
 from tests.unit.watch.run_folder import BEGAN, Run, plan, whole_run
 
@@ -137,7 +139,9 @@ def test_reads_back_from_json(tmp_path):
     state = read(whole_run(tmp_path)).state
     again = RunState.from_json(json.loads(json.dumps(state.to_json())))
     assert again.to_json() == state.to_json()
-    later = Event("step", BEGAN + 99, "rank-0", 1, {"step": 300, "loss": 1.0, "terms": {}, "lr": 1})
+    later = make_event(
+        "step", BEGAN + 99, "rank-0", 1, {"step": 300, "loss": 1.0, "terms": {}, "lr": 1}
+    )
     for one in (state, again):
         one.take(later)
     assert again.to_json() == state.to_json()
@@ -148,10 +152,12 @@ def test_memory_is_bounded_by_hostile_numbers_of_names():
     for number in range(4000):
         metrics = {f"m{number}": 1.0}
         data = {"step": 1, "metrics": metrics, "is_best": False}
-        state.take(Event("evaluate", 1.0, "rank-0", 0, data))
-        state.take(Event("finding", 1.0, "s", 0, {"finding": {"slug": f"f{number}", "what": "x"}}))
-        state.take(Event("media", 1.0, "rank-0", 0, {"step": 1, "name": "n", "file": "f"}))
-        state.take(Event("usage", 1.0, "s", 0, {"rank": number * 7, "memory_bytes": 1}))
+        state.take(make_event("evaluate", 1.0, "rank-0", 0, data))
+        state.take(
+            make_event("finding", 1.0, "s", 0, {"finding": {"slug": f"f{number}", "what": "x"}})
+        )
+        state.take(make_event("media", 1.0, "rank-0", 0, {"step": 1, "name": "n", "file": "f"}))
+        state.take(make_event("usage", 1.0, "s", 0, {"rank": number * 7, "memory_bytes": 1}))
     assert len(state.series) <= 1500
     assert len(state.findings) <= 100
     assert len(state.media) <= 400

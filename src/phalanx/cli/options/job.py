@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from phalanx.errors import Finding, UserError
+
 Command = Callable[..., int]
 
 _JOB = typer.Argument(help="A job file, a recipe's name, or your own `file.py:Class`.")
@@ -198,7 +200,6 @@ def parameter_of(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """Overrides of the job from the options that were given, and notes about their meaning."""
-    from phalanx.errors import Finding
     from phalanx.job import Override
 
     notes: list[Finding] = []
@@ -236,8 +237,6 @@ def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _refuse_two_strategies(given: dict[str, Any]) -> None:
-    from phalanx.errors import Finding, UserError
-
     other = "deepspeed" if "deepspeed" in given else given.get("strategy", "fsdp")
     if other not in ("fsdp", "auto"):
         flag = f"--strategy {other}" if "strategy" in given else "--deepspeed"
@@ -252,8 +251,6 @@ def _refuse_two_strategies(given: dict[str, Any]) -> None:
 
 
 def _refuse_two_precisions(given: dict[str, Any]) -> None:
-    from phalanx.errors import Finding, UserError
-
     flags = [f"--{name}" for name in ("fp16", "bf16") if name in given]
     if "precision" in given:
         flags.append(f"--precision {given['precision']}")
@@ -287,8 +284,6 @@ def parse_gpus(text: str) -> Any:
 
 
 def _per_gpu_note(batch: int, accumulation: int, given: dict[str, Any]) -> Any:
-    from phalanx.errors import Finding
-
     ranks = _count_ranks(given)
     unit = "CPU process" if "cpu" in given else "GPU"
     product = f"{batch} x {accumulation} x the number of GPUs"

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.errors import Finding, UserError
+from phalanx.output import console
+
 if TYPE_CHECKING:
-    from phalanx.errors import Finding
     from phalanx.places.nodes.meeting_terms import NodesAsked
 
 NodesOption = Annotated[
@@ -31,15 +33,11 @@ MEETING_S = 600.0
 
 def tell(text: str) -> None:
     """A line about the nodes, as it happens."""
-    from phalanx.output import console
-
     console.tell(text)
 
 
 def alone_only(option: str, asked: NodesAsked) -> Exception:
     """An option that is for one node."""
-    from phalanx.errors import Finding, UserError
-
     return UserError(
         Finding(
             slug="nodes-option",
@@ -54,8 +52,6 @@ def alone_only(option: str, asked: NodesAsked) -> Exception:
 
 def show_decided(findings: list[Finding], words: str) -> None:
     """Show what node 0 decided."""
-    from phalanx.output import console
-
     console.show_findings(findings)
     if words:
         tell(words)

@@ -24,6 +24,7 @@ from phalanx.planner.schema.micro_batches import Slot
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Evaluated
 from phalanx.run.events import EventWriter
 from phalanx.run.media import write_media
 
@@ -63,10 +64,18 @@ def run_evaluation(
     done = evaluator.run()
     if process.is_first:
         events.write(
-            "evaluated",
-            metrics=done.metrics,
-            samples=done.samples,
-            seconds=round(done.seconds, 6),
+            Evaluated(
+                file=path.name,
+                step=None,
+                weights="",
+                metrics=done.metrics,
+                samples=done.samples,
+                seconds=round(done.seconds, 6),
+                is_same=None,
+                benchmark=None,
+                tasks=[],
+                baselines={},
+            )
         )
         if done.made:
             events.write("samples", samples=[sample._asdict() for sample in done.made])

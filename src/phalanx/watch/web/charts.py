@@ -75,19 +75,11 @@ def curve_chart(
         xs = [round(line.x(point) / scale, 5) for point in points]
         values = [point.value for point in points]
         if smoothing > 0 and len(values) > 2:
-            series.append(_raw(line.name, xs, values, colour))
+            faint = {"color": colour, "opacity": 0.25}
+            logged = _series(f"{line.name} (logged)", xs, values, width=1, style=faint)
+            series.append({**logged, "silent": True, "tooltip": {"show": False}})
             values = smoothed(values, smoothing)
-        series.append(
-            {
-                "type": "line",
-                "name": line.name,
-                "data": [[x, _figures(v)] for x, v in zip(xs, values, strict=True)],
-                "showSymbol": len(xs) < 3,
-                "lineStyle": {"width": 2, "color": colour},
-                "itemStyle": {"color": colour},
-                "animation": False,
-            }
-        )
+        series.append(_series(line.name, xs, values, width=2, style={"color": colour}))
     if series and (marks or planned is not None):
         series[-1]["markLine"] = _mark_lines([(x / scale, text) for x, text in marks], planned)
     return {
@@ -136,40 +128,25 @@ def curve_chart(
     }
 
 
-def _raw(name: str, xs: list[float], values: list[float], colour: str) -> Options:
+def _series(
+    name: str, xs: list[float], values: list[float], *, width: int, style: Options
+) -> Options:
     return {
         "type": "line",
-        "name": f"{name} (logged)",
+        "name": name,
         "data": [[x, _figures(v)] for x, v in zip(xs, values, strict=True)],
-        "showSymbol": False,
-        "silent": True,
-        "lineStyle": {"width": 1, "color": colour, "opacity": 0.25},
-        "itemStyle": {"color": colour, "opacity": 0.25},
-        "tooltip": {"show": False},
+        "showSymbol": len(xs) < 3,
+        "lineStyle": {"width": width, **style},
+        "itemStyle": style,
         "animation": False,
     }
 
 
 def _mark_lines(marks: Sequence[tuple[float, str]], planned: float | None) -> Options:
-    data: list[Options] = [
-        {
-            "xAxis": x,
-            "label": {"formatter": text, "color": _INK, "fontSize": 10, "position": "insideEndTop"},
-        }
-        for x, text in marks[-40:]
-    ]
-    if planned is not None:
-        data.append(
-            {
-                "yAxis": planned,
-                "label": {
-                    "formatter": "plan",
-                    "color": _INK,
-                    "fontSize": 10,
-                    "position": "insideEndTop",
-                },
-            }
-        )
+    found = [("xAxis", x, text) for x, text in marks[-40:]]
+    found += [("yAxis", planned, "plan")] if planned is not None else []
+    label = {"color": _INK, "fontSize": 10, "position": "insideEndTop"}
+    data = [{axis: at, "label": {"formatter": text, **label}} for axis, at, text in found]
     return {
         "silent": True,
         "symbol": "none",

@@ -17,7 +17,16 @@ from phalanx.watch.state import LOSS
 from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.charts import Line, curve_chart
 from phalanx.watch.web.library import OpenRun
-from phalanx.watch.web.theme import card, every, frame
+from phalanx.watch.web.theme import (
+    SMOOTHING,
+    Chart,
+    axis_toggle,
+    card,
+    every,
+    frame,
+    smoothing_slider,
+    table,
+)
 
 MOST_RUNS = 12
 
@@ -25,7 +34,7 @@ MOST_RUNS = 12
 @dataclass
 class _Look:
     names: list[str]
-    curves: dict[str, list[Point]]
+    points: list[Point]
     start_s: float
     facts: dict[str, str]
 
@@ -45,7 +54,7 @@ def _look(watched: WatchedRun, curve: str) -> _Look:
         "restarts": str(state.num_restarts),
     }
     points = series.points() if series is not None else []
-    return _Look(names, {curve: points}, state.first_s or 0.0, facts)
+    return _Look(names, points, state.first_s or 0.0, facts)
 
 
 class ComparePage:
@@ -54,29 +63,17 @@ class ComparePage:
     def __init__(self, opened: Sequence[OpenRun], session: dict[str, Any]) -> None:
         self._opened = list(opened)
         self._labels = _labels([one.watched for one in opened])
-        self._is_by_time, self._smoothing, self._curve = False, 0.6, LOSS
-        self._drawn: Any = None
+        self._is_by_time, self._smoothing, self._curve = False, SMOOTHING, LOSS
         self._facts: Any = None
         with frame("comparison", session):
             ui.label(f"comparison of {len(opened)} runs").classes("px-name")
             with ui.row().classes("items-center gap-4 w-full"):
                 self._select = ui.select([LOSS], value=LOSS, on_change=self._choose)
                 self._select.props("dense outlined").classes("w-56").mark("curve")
-                ui.toggle(
-                    {False: "steps", True: "wall time"},
-                    value=False,
-                    on_change=lambda e: self._set(is_by_time=e.value),
-                ).props("dense no-caps unelevated toggle-color=primary").mark("axis")
-                ui.label("smoothing").classes("px-soft text-caption")
-                ui.slider(
-                    min=0,
-                    max=0.99,
-                    step=0.01,
-                    value=self._smoothing,
-                    on_change=lambda e: self._set(smoothing=float(e.value)),
-                ).props("dense label").classes("w-40")
+                axis_toggle(lambda is_by_time: self._set(is_by_time=is_by_time))
+                smoothing_slider(lambda weight: self._set(smoothing=weight))
             with ui.column().classes("px-card w-full"):
-                self._chart = ui.echart(curve_chart([])).classes("w-full").style("height: 380px")
+                self._chart = Chart(curve_chart([]), style="height: 380px")
             self._table_box = ui.column().classes("w-full gap-4")
         every(1.5, self.refresh)
 
@@ -99,19 +96,12 @@ class ComparePage:
         names = sorted({name for look in looks for name in look.names})
         if names and names != self._select.options:
             self._select.set_options(names, value=curve if curve in names else names[0])
-        options = curve_chart(
-            [
-                Line(label, look.curves[curve], is_by_time=self._is_by_time, start_s=look.start_s)
-                for label, look in zip(self._labels, looks, strict=True)
-                if look.curves.get(curve)
-            ],
-            smoothing=self._smoothing,
-        )
-        if options != self._drawn:
-            self._drawn = options
-            self._chart.options.clear()
-            self._chart.options.update(options)
-            self._chart.update()
+        lines = [
+            Line(label, look.points, is_by_time=self._is_by_time, start_s=look.start_s)
+            for label, look in zip(self._labels, looks, strict=True)
+            if look.points
+        ]
+        self._chart.show(curve_chart(lines, smoothing=self._smoothing))
         facts = [look.facts for look in looks]
         if facts != self._facts:
             self._facts = facts
@@ -134,21 +124,13 @@ class ComparePage:
                 else:
                     ui.label("the jobs are the same").classes("px-soft")
 
-    def _table(self, rows: Sequence[tuple[str, list[str]]]) -> Any:
-        columns = [{"name": "key", "label": "", "field": "key", "align": "left"}]
-        columns += [
-            {"name": f"c{n}", "label": label, "field": f"c{n}", "align": "left"}
-            for n, label in enumerate(self._labels)
-        ]
+    def _table(self, rows: Sequence[tuple[str, list[str]]]) -> ui.table:
+        labels = {"key": "", **{f"c{n}": label for n, label in enumerate(self._labels)}}
         data = [
             {"key": printable(key), **{f"c{n}": printable(text) for n, text in enumerate(values)}}
             for key, values in rows
         ]
-        return (
-            ui.table(rows=data, columns=columns, row_key="key")
-            .props("flat dense wrap-cells")
-            .classes("w-full")
-        )
+        return table(data, labels, key="key").props("wrap-cells")
 
 
 def _labels(runs: Sequence[WatchedRun]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,60 +15,23 @@ from phalanx.errors import printable
 from phalanx.watch.plot import short_number
 from phalanx.watch.summary import Summary
 from phalanx.watch.web.library import Library, run_id
-from phalanx.watch.web.theme import STATUS_COLOURS, every, frame
+from phalanx.watch.web.theme import STATUS_COLOURS, columns, every, frame
 
 _ROWS = 25
 _HURRY_S = 0.3
+_LABELS = {
+    "name": "run",
+    "status": "state",
+    "progress": "progress",
+    "best": "best metric",
+    "loss": "loss",
+    "hours": "GPU-hours",
+    "started": "started",
+}
+_WIDE = {"classes": "px-wide", "headerClasses": "px-wide"}  # a narrow screen shows the name alone
 _COLUMNS = [
-    {"name": "name", "label": "run", "field": "name", "align": "left"},
-    {
-        "name": "status",
-        "label": "state",
-        "field": "status",
-        "align": "left",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
-    {
-        "name": "progress",
-        "label": "progress",
-        "field": "progress",
-        "align": "left",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
-    {
-        "name": "best",
-        "label": "best metric",
-        "field": "best",
-        "align": "right",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
-    {
-        "name": "loss",
-        "label": "loss",
-        "field": "loss",
-        "align": "right",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
-    {
-        "name": "hours",
-        "label": "GPU-hours",
-        "field": "hours",
-        "align": "right",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
-    {
-        "name": "started",
-        "label": "started",
-        "field": "started",
-        "align": "right",
-        "classes": "px-wide",
-        "headerClasses": "px-wide",
-    },
+    column if column["name"] == "name" else {**column, **_WIDE}
+    for column in columns(_LABELS, right=("best", "loss", "hours", "started"))
 ]
 _NAME_CELL = """<q-td :props="props" style="min-width:150px"><a :href="props.row.href"
 style="color:inherit;font-weight:600;text-decoration:none">{{ props.row.name }}</a>
@@ -179,7 +143,7 @@ class ListPage:
 
 def row_of(one: Summary) -> dict[str, Any]:
     """A row as the table wants it: text and numbers only."""
-    identifier = run_id_of(one)
+    identifier = run_id(Path(one.path))
     about = [one.recipe, f"{one.ranks} ranks" if one.ranks and one.ranks > 1 else "", one.device]
     if one.restarts:
         about.append(f"{one.restarts} restart{'' if one.restarts == 1 else 's'}")
@@ -199,9 +163,3 @@ def row_of(one: Summary) -> dict[str, Any]:
         "hours": f"{one.gpu_hours:.2f}" if one.gpu_hours is not None else "",
         "started": time.strftime("%Y-%m-%d %H:%M", time.localtime(one.started_s)),
     }
-
-
-def run_id_of(one: Summary) -> str:
-    from pathlib import Path
-
-    return run_id(Path(one.path))

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from phalanx.errors import printable
 from phalanx.watch.state import Media
-from phalanx.watch.web.theme import card
+from phalanx.watch.web.theme import card, table
 
 _VIDEO = ".mp4"
 
@@ -81,15 +81,10 @@ class MediaView:
 
     def _draw_samples(self, samples: list[dict[str, str]]) -> None:
         names = list(dict.fromkeys(name for sample in samples for name in sample))[:6]
-        columns = [
-            {"name": f"c{n}", "label": name, "field": f"c{n}", "align": "left"}
-            for n, name in enumerate(names)
-        ]
+        labels = {f"c{n}": name for n, name in enumerate(names)}
         rows = [
             {"id": n, **{f"c{i}": sample.get(name, "") for i, name in enumerate(names)}}
             for n, sample in enumerate(samples)
         ]
         with card("what the model makes of test samples"):
-            ui.table(rows=rows, columns=columns, row_key="id").props(
-                "flat dense wrap-cells"
-            ).classes("w-full")
+            table(rows, labels, key="id").props("wrap-cells")

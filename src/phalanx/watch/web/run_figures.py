@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.errors import format_bytes, format_seconds, printable
 from phalanx.run.media import find_media
 from phalanx.watch.plot import short_number
-from phalanx.watch.rank_rows import HEADERS, rank_cells, shown_ranks
+from phalanx.watch.rank_rows import rank_cells, shown_ranks
 from phalanx.watch.state import LOSS, Media, Note, Said
 from phalanx.watch.watched_run import WatchedRun
 from phalanx.watch.web.charts import Line, Options, curve_chart, heat_chart, time_chart
@@ -299,20 +299,6 @@ def _word(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return printable(str(value))[:200] if value not in (None, []) else "none"
-
-
-def rank_columns(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """The columns of which something is known."""
-    return [
-        {
-            "name": name,
-            "label": label,
-            "field": name,
-            "align": "left" if name in ("device", "mark") else "right",
-        }
-        for name, label in HEADERS.items()
-        if any(row[name] for row in rows)
-    ]
 
 
 def clock(time_s: float) -> str:

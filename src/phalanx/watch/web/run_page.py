@@ -10,17 +10,23 @@ from typing import Any
 from nicegui import ui
 
 from phalanx.watch.log_text import log_names, log_text
+from phalanx.watch.rank_rows import HEADERS
 from phalanx.watch.web.charts import Options
 from phalanx.watch.web.library import OpenRun
 from phalanx.watch.web.media_view import MediaView
-from phalanx.watch.web.run_figures import (
-    Figures,
-    Settings,
-    clock,
-    make_figures,
-    rank_columns,
+from phalanx.watch.web.run_figures import Figures, Settings, clock, make_figures
+from phalanx.watch.web.theme import (
+    SMOOTHING,
+    STATUS_COLOURS,
+    Chart,
+    Tile,
+    axis_toggle,
+    card,
+    every,
+    frame,
+    smoothing_slider,
+    table,
 )
-from phalanx.watch.web.theme import STATUS_COLOURS, Tile, card, every, frame
 
 _SEVERITY = {"error": "#e5484d", "warning": "#d9930d", "note": "#4f7cff"}
 _MARK_CELL = """<q-td :props="props" class="text-negative text-weight-bold">
@@ -33,8 +39,9 @@ class RunPage:
 
     def __init__(self, opened: OpenRun, figures: Figures, session: dict[str, Any]) -> None:
         self._opened = opened
-        self._settings = Settings(smoothing=0.6)
+        self._settings = Settings(smoothing=SMOOTHING)
         self._tiles: dict[str, Tile] = {}
+        self._charts: dict[str, Chart] = {}
         self._drawn: dict[str, Any] = {}
         self._figures = figures
         with frame(figures.name, session) as head:
@@ -79,20 +86,8 @@ class RunPage:
 
     def _build_controls(self) -> None:
         with ui.row().classes("items-center gap-4 w-full q-py-xs"):
-            ui.label("smoothing").classes("px-soft text-caption")
-            slider = ui.slider(
-                min=0,
-                max=0.99,
-                step=0.01,
-                value=self._settings.smoothing,
-                on_change=lambda e: self._set("smoothing", float(e.value)),
-            )
-            slider.props("dense label").classes("w-40").mark("smoothing")
-            ui.toggle(
-                {False: "steps", True: "wall time"},
-                value=False,
-                on_change=lambda e: self._set("is_by_time", e.value),
-            ).props("dense no-caps unelevated toggle-color=primary").mark("axis")
+            smoothing_slider(lambda weight: self._set("smoothing", weight))
+            axis_toggle(lambda is_by_time: self._set("is_by_time", is_by_time))
             ui.checkbox("log", on_change=lambda e: self._set("is_log", e.value)).props("dense")
 
     async def _set(self, name: str, value: Any) -> None:
@@ -193,17 +188,11 @@ class RunPage:
     def _draw_charts(self, group: str, box: Any, charts: dict[str, Options]) -> None:
         for title, options in charts.items():
             key = f"{group}:{title}"
-            known = self._drawn.get(key)
-            if known is None or not isinstance(known[0], ui.echart) or known[0].is_deleted:
+            if key in self._charts:
+                self._charts[key].show(options)
+            else:
                 with box, card(title):
-                    chart = ui.echart(options).classes("px-chart")
-                self._drawn[key] = chart, options
-            elif known[1] != options:
-                chart = known[0]
-                chart.options.clear()
-                chart.options.update(options)
-                chart.update()
-                self._drawn[key] = chart, options
+                    self._charts[key] = Chart(options, classes="px-chart")
 
     def _draw_system(self) -> None:
         figures = self._figures
@@ -214,40 +203,32 @@ class RunPage:
 
     def _draw_ranks(self) -> None:
         self._rank_box.clear()
-        self._drawn.pop("heat", None)
+        self._charts.pop("heat", None)
         rows = self._figures.ranks
         with self._rank_box:
             if not rows:
                 ui.label("no rank has started").classes("px-soft")
                 return
-            table = ui.table(
-                rows=rows,
-                columns=rank_columns(rows),
-                row_key="rank",
+            labels = {n: label for n, label in HEADERS.items() if any(row[n] for row in rows)}
+            drawn = table(
+                rows,
+                labels,
+                key="rank",
+                right=HEADERS.keys() - {"device", "mark"},
                 pagination=16 if len(rows) > 16 else None,
             )
-            table.classes("w-full").props("flat dense").mark("ranks")
-            table.add_slot("body-cell-mark", _MARK_CELL)
+            drawn.mark("ranks").add_slot("body-cell-mark", _MARK_CELL)
 
     def _draw_heat(self, options: Options) -> None:
-        if "heat" not in self._drawn:
-            rows = len(options["yAxis"]["data"])
-            with (
-                self._rank_box,
-                card(
-                    "time of a step that each rank spends on its own account",
-                    "beside the middle rank: the others wait for a red one",
-                ),
-            ):
-                height = f"height: {max(170, min(900, 90 + 26 * rows))}px"
-                chart = ui.echart(options).classes("w-full").style(height).mark("heat")
-            self._drawn["heat"] = chart, options
-        elif self._drawn["heat"][1] != options:
-            chart = self._drawn["heat"][0]
-            chart.options.clear()
-            chart.options.update(options)
-            chart.update()
-            self._drawn["heat"] = chart, options
+        if "heat" in self._charts:
+            self._charts["heat"].show(options)
+            return
+        height = max(170, min(900, 90 + 26 * len(options["yAxis"]["data"])))
+        title = "time of a step that each rank spends on its own account"
+        note = "beside the middle rank: the others wait for a red one"
+        with self._rank_box, card(title, note):
+            self._charts["heat"] = Chart(options, style=f"height: {height}px")
+            self._charts["heat"].element.mark("heat")
 
     def _draw_time_line(self) -> None:
         figures, box = self._figures, self._boxes["time line"]
@@ -273,28 +254,15 @@ class RunPage:
         with box:
             if figures.predicted:
                 with card("predicted and actual"):
-                    ui.table(
-                        rows=figures.predicted,
-                        columns=[
-                            {"name": "what", "label": "", "field": "what", "align": "left"},
-                            {"name": "planned", "label": "plan", "field": "planned"},
-                            {"name": "actual", "label": "actual", "field": "actual"},
-                        ],
-                        row_key="what",
-                    ).props("flat dense").classes("w-full").mark("predicted")
+                    labels = {"what": "", "planned": "plan", "actual": "actual"}
+                    right = ("planned", "actual")
+                    table(figures.predicted, labels, key="what", right=right).mark("predicted")
             if not figures.choices:
                 ui.label("a launched script has no plan").classes("px-soft")
                 return
             with card("every choice and its reason"):
-                ui.table(
-                    rows=figures.choices,
-                    columns=[
-                        {"name": "name", "label": "", "field": "name", "align": "left"},
-                        {"name": "value", "label": "choice", "field": "value", "align": "left"},
-                        {"name": "reason", "label": "because", "field": "reason", "align": "left"},
-                    ],
-                    row_key="name",
-                ).props("flat dense wrap-cells").classes("w-full")
+                labels = {"name": "", "value": "choice", "reason": "because"}
+                table(figures.choices, labels, key="name").props("wrap-cells")
 
     def _draw_findings(self) -> None:
         box = self._boxes["findings"]

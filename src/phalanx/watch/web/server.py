@@ -22,6 +22,7 @@ from phalanx.watch.web.library import Library, run_id
 from phalanx.watch.web.list_page import ListPage
 from phalanx.watch.web.run_figures import Settings, make_figures, media_file
 from phalanx.watch.web.run_page import RunPage
+from phalanx.watch.web.theme import SMOOTHING
 
 _OPENED_FOR_METRICS = 20
 
@@ -95,7 +96,7 @@ def make_app(library: Library, access: Access) -> FastAPI:
         if opened is None:
             _nothing_here("no such run")
             return
-        first = Settings(smoothing=0.6)
+        first = Settings(smoothing=SMOOTHING)
         figures = await asyncio.to_thread(opened.read, lambda w: make_figures(w, first))
         RunPage(opened, figures, session_of(request))
 

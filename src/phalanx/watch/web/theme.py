@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from nicegui import ui
 
 from phalanx.errors import printable
+from phalanx.watch.web.charts import Options
 
+SMOOTHING = 0.6
+"""Of curves, before anybody has moved the slider."""
 STATUS_COLOURS = {
     "running": "positive",
     "finished": "primary",
@@ -105,12 +108,6 @@ def _icon(is_dark: bool | None) -> str:
     return {None: "brightness_auto", True: "dark_mode", False: "light_mode"}[is_dark]
 
 
-def badge(status: str) -> Any:
-    """The state of a run."""
-    made = ui.badge(printable(status), color=STATUS_COLOURS.get(status, "grey"))
-    return made.classes("text-weight-bold q-px-sm q-py-xs").mark("status")
-
-
 class Tile:
     """A figure with its name above and a word below."""
 
@@ -137,6 +134,71 @@ def card(title: str, note: str = "") -> Iterator[Any]:
             if note:
                 ui.label(note).classes("px-soft text-caption")
         yield box
+
+
+class Chart:
+    """A chart that travels to the browser only when it has changed."""
+
+    def __init__(self, options: Options, *, classes: str = "w-full", style: str = "") -> None:
+        self._options = options
+        self.element = ui.echart(dict(options)).classes(classes).style(style)
+
+    def show(self, options: Options) -> None:
+        if options != self._options:
+            self._options = options
+            self.element.options.clear()
+            self.element.options.update(options)
+            self.element.update()
+
+
+def columns(labels: Mapping[str, str], *, right: Collection[str] = ()) -> list[dict[str, str]]:
+    """Columns of a table from their headings; numbers stand on the right."""
+    return [
+        {
+            "name": name,
+            "label": label,
+            "field": name,
+            "align": "right" if name in right else "left",
+        }
+        for name, label in labels.items()
+    ]
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    *,
+    key: str,
+    right: Collection[str] = (),
+    pagination: int | None = None,
+) -> ui.table:
+    """A table as wide as its box."""
+    shown = columns(labels, right=right)
+    made = ui.table(
+        rows=[dict(row) for row in rows], columns=shown, row_key=key, pagination=pagination
+    )
+    return made.props("flat dense").classes("w-full")
+
+
+def smoothing_slider(on_change: Callable[[float], Any]) -> None:
+    """How much of a curve's noise is taken out."""
+    ui.label("smoothing").classes("px-soft text-caption")
+    slider = ui.slider(
+        min=0,
+        max=0.99,
+        step=0.01,
+        value=SMOOTHING,
+        on_change=lambda e: on_change(float(e.value)),
+    )
+    slider.props("dense label").classes("w-40").mark("smoothing")
+
+
+def axis_toggle(on_change: Callable[[bool], Any]) -> None:
+    """Curves over steps, or over wall time."""
+    toggle = ui.toggle(
+        {False: "steps", True: "wall time"}, value=False, on_change=lambda e: on_change(e.value)
+    )
+    toggle.props("dense no-caps unelevated toggle-color=primary").mark("axis")
 
 
 def every(seconds: float, refresh: Callable[[], Any]) -> None:

@@ -6,13 +6,14 @@ import errno
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from phalanx.run.events import EVALUATOR, Event
+from phalanx.run.events import EVALUATOR
 from phalanx.run.sinks.curves import CsvSink, TensorBoardSink, scalars
+from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written, recorded
 
 
 def event(kind, time_s, writer="rank-0", **data):
-    return Event(kind, time_s, writer, data=as_written(kind, writer, **data))
+    return make_event(kind, time_s, writer, data=as_written(kind, writer, **data))
 
 
 def step_event(step, *, time_s=1.0, **changes):
@@ -54,7 +55,7 @@ def test_every_recorded_event_is_taken(tmp_path):
     for (kind, role), variants in recorded().items():
         for data in variants:
             for sink in sinks:
-                sink.take(Event(kind, 1.0, "rank-0" if role == "rank" else role, data=data))
+                sink.take(make_event(kind, 1.0, "rank-0" if role == "rank" else role, data=data))
     for sink in sinks:
         sink.close()
     reader = EventAccumulator(str(tmp_path / "board"))

@@ -1,0 +1,30 @@
+"""How fields of events are written."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, field, fields
+from functools import cache
+from typing import Any
+
+_IS_WRITTEN = "is_written"
+
+
+def since(default: Any) -> Any:
+    """Return a field that runs of version 0.1 lack: always written, and read as this there."""
+    return field(default=default, metadata={_IS_WRITTEN: True})
+
+
+@cache
+def field_names(kind: type[Any]) -> frozenset[str]:
+    """Return the names of the fields of a kind."""
+    return frozenset(one.name for one in fields(kind))
+
+
+@cache
+def omitted(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the fields that a line leaves out where they have their default."""
+    return tuple(
+        (one.name, one.default)
+        for one in fields(kind)
+        if one.default is not MISSING and not one.metadata.get(_IS_WRITTEN)
+    )
