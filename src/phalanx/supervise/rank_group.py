@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM, Signals
 
 from phalanx.prepare.launcher import Launcher, LauncherError

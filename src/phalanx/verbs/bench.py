@@ -9,7 +9,6 @@ from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
-from phalanx.job.schema import Hang
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.solve import solve_plan
@@ -21,9 +20,9 @@ from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import Event
-from phalanx.supervise.hang import HangWatch
-from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.supervisor import Supervisor
 
 _ANY_JOB = "digits"  # ranks need a plan; of this one's nothing is run
@@ -121,15 +120,8 @@ def _bench(
         job = prepared.job.model_copy(update={"output": str(folder), "name": "bench"})
         plan = replace(prepared.plan, measured_micro_batches=asked)
         with open_run(replace(prepared, job=job, plan=plan, findings=[])) as run:
-            outcome = Supervisor(
-                run,
-                plan,
-                launcher=launcher,
-                max_restarts=0,
-                watch=HangWatch(Hang(after_s=None)),
-                sinks=None,
-                on_event=heard.take,
-            ).run()
+            workload = JobWorkload(run, plan, launcher)
+            outcome = Supervisor(run, workload, on_event=heard.take).run()
         heard.judge(outcome, asked)
     assert heard.calibration is not None  # written before anything else was measured
     steps = [measured.step for measured in heard.measured if measured.step is not None]
@@ -250,7 +242,7 @@ class _Listener:
         if outcome.status != "failed":
             return
         if not self._is_short_of_memory or self.calibration is None:
-            raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
+            raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
         done = {measured.micro_batch for measured in self.measured}
         short = next(micro for micro in asked if micro not in done)
         self.measured.append(Measured(short, None, "memory"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
-from phalanx.job.schema import Hang, Job
+from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.planner.evaluation_plan import devices_here, plan_evaluation
 from phalanx.prepare.launcher import Launcher
@@ -24,7 +24,7 @@ from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EVALUATOR, Event, EventWriter
 from phalanx.run.lock import is_held
 from phalanx.run.media import write_media
-from phalanx.supervise.hang import HangWatch
+from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.sinks import SinkProcess, sinks_of
 from phalanx.supervise.supervisor import Supervisor
 
@@ -120,17 +120,10 @@ def evaluate_trained(
         say(f"evaluating {prepared.plan.num_test_samples.value:,} samples")
         heard = _Listener()
         with open_run(prepared) as run:
-            outcome = Supervisor(
-                run,
-                prepared.plan,
-                launcher=launcher,
-                max_restarts=0,
-                watch=HangWatch(Hang(after_s=None)),
-                sinks=None,
-                on_event=heard.take,
-            ).run()
+            workload = JobWorkload(run, prepared.plan, launcher)
+            outcome = Supervisor(run, workload, on_event=heard.take).run()
         if outcome.status == "failed":
-            raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
+            raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
         if heard.found is None:
             raise UserError(_stopped(outcome.reason), exit_code=ExitCode.INTERRUPTED)
         say("writing down what was found")

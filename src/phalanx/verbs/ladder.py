@@ -13,7 +13,6 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.job import Override
-from phalanx.job.schema import Hang
 from phalanx.job.source.value_types import Interval
 from phalanx.planner.schema.plan import Decision
 from phalanx.planner.solve import solve_plan
@@ -23,9 +22,9 @@ from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import Event
-from phalanx.supervise.hang import HangWatch
-from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.supervisor import Supervisor
 from phalanx.verbs.verify import verify_job
 
@@ -148,15 +147,8 @@ class _Runs:
         plan = replace(prepared.plan, evaluate_every=never)
         seen = _Seen()
         with open_run(replace(prepared, job=job, plan=plan, run=None, findings=[])) as run:
-            outcome = Supervisor(
-                run,
-                plan,
-                launcher=self._launcher,
-                max_restarts=0,
-                watch=HangWatch(Hang(after_s=None)),
-                sinks=None,
-                on_event=seen.take,
-            ).run()
+            workload = JobWorkload(run, plan, self._launcher)
+            outcome = Supervisor(run, workload, on_event=seen.take).run()
         _judge(outcome, steps, seen.losses)
         rate = seen.rate()
         if slower and rate:
@@ -168,7 +160,7 @@ class _Runs:
 
 def _judge(outcome: Outcome, steps: int, losses: list[float]) -> None:
     if outcome.status == "failed":
-        raise RunFailedError(outcome.findings, exit_code=outcome.exit_code)
+        raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
     if outcome.step != steps:
         raise UserError(
             Finding(

@@ -12,7 +12,8 @@ from phalanx.errors import Finding, short_path
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.scripts.request import PreparedScript, open_script_run
-from phalanx.scripts.supervisor import ScriptSupervisor
+from phalanx.scripts.workload import ScriptWorkload
+from phalanx.supervise.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from phalanx.places.nodes.leader import Nodes
@@ -83,9 +84,9 @@ def launch(
                 metrics = event.data["metrics"]
             view.take(event)
 
-        outcome = ScriptSupervisor(
-            run, prepared, on_line=view.line, on_event=take, nodes=nodes
-        ).run()
+        workload = ScriptWorkload(run, prepared, on_line=view.line, place=nodes)
+        supervisor = Supervisor(run, workload, on_event=take)
+        outcome = supervisor.run()
     if nodes is not None:
         nodes.tell_end(outcome.status, outcome.exit_code, outcome.reason, outcome.findings)
     return ScriptResult(
@@ -94,7 +95,7 @@ def launch(
         run=short_path(run.path),
         step=outcome.step,
         loss=loss,
-        restarts=outcome.restarts,
+        restarts=supervisor.restarts,
         reason=outcome.reason,
         metrics=metrics,
         findings=outcome.findings,

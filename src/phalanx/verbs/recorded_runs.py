@@ -18,9 +18,9 @@ from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import Event
-from phalanx.supervise.hang import watch_for
-from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.supervisor import Supervisor
 
 
@@ -79,15 +79,8 @@ class RecordedRuns:
         )
         with open_run(prepared) as run:
             self._made.append(run)
-            outcome = Supervisor(
-                run,
-                side.plan,
-                launcher=self._launcher,
-                max_restarts=side.job.max_restarts,
-                watch=watch_for(side.job, side.plan),
-                sinks=None,
-                on_event=self._take,
-            ).run()
+            workload = JobWorkload(run, side.plan, self._launcher, job=side.job)
+            outcome = Supervisor(run, workload, on_event=self._take).run()
         self._judge(outcome, ranks)
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         recording = read_recording(run.recordings, ranks)
@@ -102,7 +95,7 @@ class RecordedRuns:
         if outcome.status == "failed":
             cause = explain_crash(outcome.findings) if ranks == 1 else None
             findings = [*outcome.findings, *([cause] if cause else [])]
-            raise RunFailedError(findings, exit_code=outcome.exit_code)
+            raise RunFailedError(findings, exit_code=ExitCode(outcome.exit_code))
         if outcome.step != self._steps:
             raise UserError(
                 Finding(

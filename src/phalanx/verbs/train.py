@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch is imported by the launcher before these are imported
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.job import Source
     from phalanx.prepare.plan import Prepared
-    from phalanx.supervise.place import Place
+    from phalanx.supervise.job import Recovery
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,7 @@ def run_prepared(
     """Open the run directory and run it to its end. A cached plan that turns out to be outdated is
     made again, in the same run directory."""
     from phalanx.prepare.open_run import open_run
-    from phalanx.supervise.hang import watch_for
-    from phalanx.supervise.sinks import sinks_of
+    from phalanx.supervise.job import JobWorkload
     from phalanx.supervise.supervisor import Supervisor
 
     while True:
@@ -196,17 +195,17 @@ def run_prepared(
                     figures.take(event)
                     view.take(event)
 
-                outcome = Supervisor(
+                workload = JobWorkload(
                     run,
                     prepared.plan,
-                    launcher=launcher,
-                    max_restarts=prepared.job.max_restarts,
-                    watch=watch_for(prepared.job, prepared.plan),
-                    sinks=sinks_of(prepared.job.logging),
-                    on_event=take,
+                    launcher,
+                    job=prepared.job,
+                    has_sinks=True,
                     on_plan=view.use_plan,
-                    place=_place(prepared, launcher, nodes),
-                ).run()
+                    place=nodes,
+                    recovery=_recovery(prepared, nodes),
+                )
+                outcome = Supervisor(run, workload, on_event=take).run()
         is_outdated = any(finding.slug == "plan-outdated" for finding in outcome.findings)
         if prepared.prepare_anew is None or not is_outdated:
             break
@@ -221,7 +220,7 @@ def run_prepared(
     is_idle = outcome.status == "finished" and figures.num_steps == 0
     return Result(
         status=outcome.status,
-        exit_code=outcome.exit_code,
+        exit_code=ExitCode(outcome.exit_code),
         run=short_path(run.path),
         step=outcome.step,
         reason="already finished, nothing was left to do" if is_idle else outcome.reason,
@@ -232,13 +231,13 @@ def run_prepared(
     )
 
 
-def _place(prepared: Prepared, launcher: Launcher, nodes: Nodes | None) -> Place | None:
+def _recovery(prepared: Prepared, nodes: Nodes | None) -> Recovery | None:
     if nodes is None:
         return None
-    from phalanx.places.nodes.place import NodesPlace
+    from phalanx.places.nodes.recovery import NodeRecovery
     from phalanx.prepare.open_run import replanned
 
-    return NodesPlace(nodes, launcher, prepared.job.devices, partial(replanned, prepared))
+    return NodeRecovery(nodes, prepared.job.devices, partial(replanned, prepared))
 
 
 def follow_node(
@@ -247,7 +246,9 @@ def follow_node(
     """Train on a node that is not node 0: start ranks when node 0 asks for them. Return the exit
     code, the findings and the words that node 0 decided on."""
     from phalanx.machine import cannot_train, probe_machine
-    from phalanx.places.nodes.follower import TrainFollower
+    from phalanx.places.nodes.follower import NodeFollower
+    from phalanx.places.nodes.messages import CannotJoin, MachineFound
+    from phalanx.places.nodes.starters import JobStarter
     from phalanx.prepare.torch_facts import remembering_torch
 
     try:
@@ -257,11 +258,9 @@ def follow_node(
             machine = probe_machine(output, ask=remembering_torch())
             unfit = cannot_train(machine)
             if unfit:
-                code = int(ExitCode.MACHINE)
-                records = [finding.to_json() for finding in unfit]
-                met.links[0].send({"findings": records, "exit_code": code})
-                return code, unfit, ""
-            met.links[0].send({"machine": machine.to_json()})
-            return TrainFollower(met, launcher, say).run()
+                met.links[0].send(CannotJoin(unfit, ExitCode.MACHINE))
+                return int(ExitCode.MACHINE), unfit, ""
+            met.links[0].send(MachineFound(machine))
+            return NodeFollower(met, JobStarter(launcher, met.settings), say).run()
     finally:
         met.close()
