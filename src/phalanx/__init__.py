@@ -11,15 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx.api import (
-        Bench,
-        Benchmark,
-        Diagnosis,
-        Estimate,
-        Evaluated,
-        Export,
-        Result,
-        ScriptResult,
-        Verification,
         bench,
         check,
         doctor,
@@ -31,6 +22,15 @@ if TYPE_CHECKING:
         train,
         verify,
     )
+    from phalanx.diagnose.examine import Diagnosis
+    from phalanx.verbs.bench import Bench
+    from phalanx.verbs.closed_loop import Benchmark
+    from phalanx.verbs.estimate import Estimate
+    from phalanx.verbs.evaluate import Evaluated
+    from phalanx.verbs.export import Export
+    from phalanx.verbs.launch import ScriptResult
+    from phalanx.verbs.train import Result
+    from phalanx.verbs.verify import Verification
 
 __all__ = [
     "Bench",

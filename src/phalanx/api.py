@@ -20,6 +20,7 @@ from phalanx.output.script_view import show_end as show_script_end
 from phalanx.planner.schema.plan import Plan
 from phalanx.prepare.job import Source
 from phalanx.prepare.plan import other_machine
+from phalanx.prepare.trained_model import Which
 from phalanx.run.directory import find_run
 from phalanx.scripts.request import ScriptRequest, prepare_script
 from phalanx.verbs.bench import Bench
@@ -34,28 +35,6 @@ from phalanx.verbs.plan import plan as _plan
 from phalanx.verbs.train import Hooks, Result
 from phalanx.verbs.train import train as _train
 from phalanx.verbs.verify import Verification, verify_job
-
-__all__ = [
-    "Bench",
-    "Benchmark",
-    "Diagnosis",
-    "Estimate",
-    "Evaluated",
-    "Export",
-    "Result",
-    "ScriptResult",
-    "Verification",
-    "bench",
-    "check",
-    "doctor",
-    "estimate",
-    "evaluate",
-    "export",
-    "launch",
-    "plan",
-    "train",
-    "verify",
-]
 
 
 def check(output: str | Path = "runs") -> tuple[Machine, list[Finding]]:
@@ -182,12 +161,7 @@ def evaluate(
 
     `evaluate("runs/first").metrics`, `evaluate(run, benchmark=Benchmark("reach", episodes=50))`;
     raises UserError."""
-    which: dict[str, Any] = {
-        "checkpoint": str(checkpoint),
-        "weights": weights,
-        "recipe": recipe,
-        "output": Path(output),
-    }
+    which = Which(checkpoint=str(checkpoint), weights=weights, recipe=recipe, output=Path(output))
     reference = str(model) if model is not None else None
     if benchmark is None:
         return evaluate_trained(reference, _overrides(overrides, keys), **which)

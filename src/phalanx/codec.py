@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -20,13 +21,24 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    return _adapter(type(value)).dump_python(value, mode="json")
+    kind: Any = type(value)
+    return _adapter(kind).dump_python(value, mode="json")
 
 
 def from_json(kind: type[T], record: Json) -> T:
     """Return the object that a JSON value holds; raises ValueError if it holds another."""
-    value: T = _adapter(kind).validate_python(record)
+    any_kind: Any = kind
+    value: T = _adapter(any_kind).validate_python(record)
     return value
+
+
+def finite(value: Json) -> Json:
+    """Return a JSON value with null for NaN and infinities, which JSON itself has no word for."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

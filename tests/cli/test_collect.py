@@ -17,14 +17,14 @@ RECIPE = f"{FIXTURES / 'recipes' / 'steering.py'}:Steering"
 def ask_here(monkeypatch, tmp_path):
     """The child process costs an import of torch; one test has it."""
 
-    def ask(verb, question, *, timeout_s, say):
+    def ask(verb, question, **how):
         assert verb == "collect"
         request, result = tmp_path / "request", tmp_path / "result"
         request.write_text(json.dumps(question))
         run_collect(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.verbs.collect.ask_engine", ask)
+    monkeypatch.setattr("phalanx.prepare.engine_child.ask_engine", ask)
 
 
 def test_a_recipe_collects_into_a_new_folder_and_says_how_far_it_is(tmp_path):

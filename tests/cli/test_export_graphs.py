@@ -249,7 +249,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(trained, tmp_path, mo
     def never(*args, **kwargs):
         raise AssertionError("nothing should have been asked")
 
-    monkeypatch.setattr("phalanx.verbs.export.ask_engine", never)
+    monkeypatch.setattr("phalanx.prepare.engine_child.ask_engine", never)
     save_file({"a": torch.ones(1)}, tmp_path / "nobody.safetensors")
     (tmp_path / "notes.txt").write_text("no weights")
     run, nobody = str(trained.path), str(tmp_path / "nobody.safetensors")

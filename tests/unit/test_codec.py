@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 
-from phalanx.codec import from_json, to_json
+from phalanx.codec import finite, from_json, to_json
 
 T = TypeVar("T")
 
@@ -73,3 +73,8 @@ def test_a_field_of_a_newer_version_is_ignored_and_a_missing_one_has_its_default
 def test_what_holds_another_object_is_a_value_error(record):
     with pytest.raises(ValueError):
         from_json(Everything, record)
+
+
+def test_what_is_not_finite_becomes_null():
+    value = {"a": [1.5, math.nan, {"b": -math.inf}], "c": "inf", "d": None}
+    assert finite(value) == {"a": [1.5, None, {"b": None}], "c": "inf", "d": None}

@@ -98,11 +98,8 @@ def _show(run: Path, pid: int) -> None:
             ("log", str(log)),
         ]
     )
-    console.say("next:")
-    for command, meaning in (
+    console.say_next(
         (f"phalanx watch {run}", "see how it goes"),
         (f"tail -f {log}", "what it says"),
         (f"phalanx stop {run}", "let it save and end"),
-    ):
-        console.say(f"  {command}")
-        console.say(f"      {meaning}", style="dim")
+    )

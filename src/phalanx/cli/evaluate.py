@@ -22,6 +22,7 @@ from phalanx.errors import Finding, UserError, format_seconds, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
+    from phalanx.prepare.trained_model import Which
     from phalanx.verbs.closed_loop import Benchmark
     from phalanx.verbs.evaluate import Evaluated, Task
 
@@ -94,6 +95,7 @@ def evaluate(
     Examples: phalanx evaluate | phalanx evaluate runs/first --checkpoint latest --gpus all |
     phalanx evaluate model.onnx | phalanx evaluate best.pt --recipe digits width=64
     """
+    from phalanx.prepare.trained_model import Which
     from phalanx.verbs.closed_loop import Benchmark, benchmark_trained
     from phalanx.verbs.evaluate import evaluate_trained
 
@@ -116,7 +118,7 @@ def evaluate(
         overrides, model = [model, *(overrides or [])], None
     placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
     given = [*collect_overrides(placed)[0], *(overrides or [])]
-    which = {"checkpoint": checkpoint, "weights": weights, "recipe": recipe, "output": output}
+    which = Which(checkpoint=checkpoint, weights=weights, recipe=recipe, output=output)
     with console.working("starting") as say:
         done = run(model, given, **which, say=say)
         if not as_json:
@@ -137,7 +139,7 @@ def evaluate(
 def _in_the_loop(
     model: str | None,
     given: list[Any],
-    which: dict[str, Any],
+    which: Which,
     benchmark: Benchmark,
     *,
     say: Callable[[str], None],

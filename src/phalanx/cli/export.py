@@ -157,6 +157,4 @@ def _show_next(done: Export, folder: Path) -> None:
     elif done.form == "torchscript":
         command = f"python -c \"import torch; torch.jit.load('{folder / 'model.torchscript'}')\""
         meaning = "it loads without the recipe"
-    console.say("next:")
-    console.say(f"  {command}")
-    console.say(f"      {meaning}", style="dim")
+    console.say_next((command, meaning))

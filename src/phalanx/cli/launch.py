@@ -9,26 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.options import script as options
 from phalanx.cli.options.nodes import (
     MEETING_S,
     NodeRankOption,
     NodesOption,
     RendezvousOption,
     TimeoutOption,
-)
-from phalanx.cli.options.script import (
-    MAX_RESTARTS,
-    AccelerateConfigOption,
-    AccumulationOption,
-    CpuOption,
-    DeepspeedOption,
-    MixedPrecisionOption,
-    ModuleOption,
-    NameOption,
-    OutputOption,
-    PythonOption,
-    ResumeWithOption,
-    ScriptArgument,
 )
 from phalanx.output import console
 
@@ -40,23 +27,23 @@ if TYPE_CHECKING:
 
 
 def launch(
-    script: ScriptArgument,
-    module: ModuleOption = False,
+    script: options.Script,
+    module: options.Module = False,
     gpus: Annotated[
         str | None, typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
     ] = None,
-    cpu: CpuOption = None,
-    python: PythonOption = None,
-    max_restarts: Annotated[int, MAX_RESTARTS] = 3,
-    resume_with: ResumeWithOption = None,
+    cpu: options.Cpu = None,
+    python: options.Python = None,
+    max_restarts: Annotated[int, options.MAX_RESTARTS] = 3,
+    resume_with: options.ResumeWith = None,
     resumed: Annotated[
         bool,
         typer.Option("--resumed", help="Add them to the first attempt too: the script goes on."),
     ] = False,
-    mixed_precision: MixedPrecisionOption = None,
-    gradient_accumulation: AccumulationOption = None,
-    accelerate_config: AccelerateConfigOption = None,
-    deepspeed: DeepspeedOption = None,
+    mixed_precision: options.MixedPrecision = None,
+    gradient_accumulation: options.Accumulation = None,
+    accelerate_config: options.AccelerateConfig = None,
+    deepspeed: options.Deepspeed = None,
     results: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +59,8 @@ def launch(
             "--tensorboard/--no-tensorboard", help="Write TensorBoard files once a loss is seen."
         ),
     ] = True,
-    output: OutputOption = "runs",
-    name: NameOption = None,
+    output: options.Output = "runs",
+    name: options.Name = None,
     quiet: Annotated[
         bool,
         typer.Option(

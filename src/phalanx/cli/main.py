@@ -27,7 +27,7 @@ from phalanx.cli import (
     verify,
     watch,
 )
-from phalanx.cli.options.script import SETTINGS
+from phalanx.cli.options import script
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.output import console, language
 
@@ -43,7 +43,7 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("estimate")(estimate.estimate)
 app.command("train")(train.train)
-app.command("launch", context_settings=SETTINGS)(launch.launch)
+app.command("launch", context_settings=script.SETTINGS)(launch.launch)
 app.command("stop")(stop.stop)
 app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)

@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from phalanx.cli.options import script as options
 from phalanx.cli.options.job import with_job_options
-from phalanx.cli.options.script import (
-    MAX_RESTARTS,
-    SETTINGS,
-    AccelerateConfigOption,
-    AccumulationOption,
-    CpuOption,
-    DeepspeedOption,
-    MixedPrecisionOption,
-    ModuleOption,
-    NameOption,
-    OutputOption,
-    PythonOption,
-    ResumeWithOption,
-    ScriptArgument,
-)
 from phalanx.cli.options.slurm import with_slurm_options
 from phalanx.errors import Finding, UserError, errors_of, printable, short_path
 from phalanx.output import console
@@ -95,21 +81,21 @@ def submit(
     return _submit(request, findings, loaded.job.devices.cpu, print_only=print_only)
 
 
-@app.command("launch", context_settings=SETTINGS)
+@app.command("launch", context_settings=options.SETTINGS)
 @with_slurm_options
 def launch(
-    script: ScriptArgument,
-    module: ModuleOption = False,
-    cpu: CpuOption = None,
-    python: PythonOption = None,
-    max_restarts: Annotated[int | None, MAX_RESTARTS] = None,
-    resume_with: ResumeWithOption = None,
-    mixed_precision: MixedPrecisionOption = None,
-    gradient_accumulation: AccumulationOption = None,
-    accelerate_config: AccelerateConfigOption = None,
-    deepspeed: DeepspeedOption = None,
-    output: OutputOption = "runs",
-    name: NameOption = None,
+    script: options.Script,
+    module: options.Module = False,
+    cpu: options.Cpu = None,
+    python: options.Python = None,
+    max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
+    resume_with: options.ResumeWith = None,
+    mixed_precision: options.MixedPrecision = None,
+    gradient_accumulation: options.Accumulation = None,
+    accelerate_config: options.AccelerateConfig = None,
+    deepspeed: options.Deepspeed = None,
+    output: options.Output = "runs",
+    name: options.Name = None,
     *,
     slurm: dict[str, Any],
     print_only: bool,
@@ -124,7 +110,7 @@ def launch(
     from phalanx.places.slurm.job import SlurmRequest, value_findings
     from phalanx.places.slurm.request import name_from, script_findings
 
-    options = {
+    given = {
         "--cpu": cpu,
         "--python": python,
         "--max-restarts": max_restarts,
@@ -134,7 +120,7 @@ def launch(
         "--accelerate-config": accelerate_config,
         "--deepspeed": deepspeed,
     }
-    words = [f"{flag}={value}" for flag, value in options.items() if value is not None]
+    words = [f"{flag}={value}" for flag, value in given.items() if value is not None]
     stem = script[0].replace(".", "-") if module else script[0]
     request = SlurmRequest(
         name=name or name_from(stem),
@@ -272,11 +258,8 @@ def _show_submitted(request: SlurmRequest, number: str) -> None:
             ("run", f"{request.output.rstrip('/')}/{stem}{tasks}"),
         ]
     )
-    console.say("next:")
-    for verb, meaning in (
-        ("status", "where it stands"),
-        ("logs", "what it has printed"),
-        ("cancel", "end it; it saves first"),
-    ):
-        console.say(f"  phalanx slurm {verb} {number}")
-        console.say(f"      {meaning}", style="dim")
+    console.say_next(
+        (f"phalanx slurm status {number}", "where it stands"),
+        (f"phalanx slurm logs {number}", "what it has printed"),
+        (f"phalanx slurm cancel {number}", "end it; it saves first"),
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,11 +158,11 @@ def _train(
             _climb(job, overrides, prepared, launcher)
 
     hooks = Hooks(
-        working=_working,
+        working=console.working,
         on_prepared=show_prepared,
-        on_finding=_show_finding,
+        on_finding=lambda finding: console.show_findings([finding]),
         on_open=leave,
-        say=_say,
+        say=console.say,
         show=_show_run,
     )
     result = train(job, overrides, is_fresh=has_ladder, is_dry_run=is_dry_run, hooks=hooks, **how)
@@ -176,20 +174,8 @@ def _train(
     return int(result.exit_code)
 
 
-# Imported when needed: the launcher imports torch meanwhile.
-def _working(what: str) -> AbstractContextManager[Callable[[str], None]]:
-    return console.working(what)
-
-
-def _say(text: str) -> None:
-    console.say(text)
-
-
-def _show_finding(finding: Finding) -> None:
-    console.show_findings([finding])
-
-
 def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
+    # Imported when needed: the launcher imports torch meanwhile.
     from phalanx.output.progress import RunView
 
     return RunView(plan, logs, figures)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from phalanx.codec import finite, to_json
 from phalanx.diagnose.recording import ZERO, Fingerprint, Recording
 
 TOLERANCE = 1e-10
@@ -45,6 +46,11 @@ class Measured:
     """The rank of the many that had it, where that was one."""
     ranks: tuple[int, int] | None = None
     """Set when two ranks of the same run are compared, not the two runs."""
+
+    @property
+    def when(self) -> str:
+        """The step in words."""
+        return f"step {self.step + 1}" if self.step >= 0 else "before the first step"
 
     @property
     def row(self) -> str:
@@ -81,11 +87,10 @@ class Comparison:
         return self.first is None and self.not_finite is None
 
     def to_json(self) -> dict[str, Any]:
-        first = self.first
         return {
             "tolerance": self.tolerance,
-            "compared": [_finite(asdict(tally)) for tally in self.tallies.values()],
-            "first_difference": None if first is None else _finite(asdict(first)),
+            "compared": [finite(to_json(tally)) for tally in self.tallies.values()],
+            "first_difference": finite(to_json(self.first)),
             "unjudged": self.unjudged,
         }
 
@@ -292,11 +297,3 @@ def _first_not_finite(run: Recording) -> tuple[int, str] | None:
                 if not math.isfinite(total):
                     return step, name
     return None
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: what cannot be measured is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in record.items()
-    }

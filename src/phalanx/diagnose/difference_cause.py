@@ -3,13 +3,13 @@ difference is a fact; the cause is the usual one for what is seen around it."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from phalanx.diagnose.compare import Comparison, Measured
-from phalanx.diagnose.evidence import Evidence, listed, numbers
+from phalanx.diagnose.evidence import Evidence, listed
 from phalanx.diagnose.recording import Recording
 from phalanx.errors import Finding
+from phalanx.job.strategies import facts_of
 
 KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
 
@@ -60,7 +60,6 @@ class _Cause:
     def __init__(self, first: Measured, one: Recording, many: Recording, tolerance: float) -> None:
         self._first = first
         self._world = many.world
-        self._tolerance = tolerance
         self._evidence = Evidence(first, one, many, tolerance)
         self._strategy = self._evidence.start.strategy
 
@@ -82,13 +81,9 @@ class _Cause:
 
     def _what(self) -> str:
         """Where, both values, how far apart."""
-        first = self._first
-        when = f"step {first.step + 1}" if first.step >= 0 else "before the first step"
+        first, when = self._first, self._first.when
         on_rank = f" (rank {first.rank})" if first.rank is not None else ""
-        if first.ranks is not None:
-            a, b = (f"on rank {rank}" for rank in first.ranks)
-        else:
-            a, b = "on 1 rank", f"on {self._world} ranks"
+        a, b = "on 1 rank", f"on {self._world} ranks"
         if first.kind == "batch" and (parts := self._evidence.content_that_differs()):
             return (
                 f"{when}, {first.place}{on_rank}: the same samples were asked for, their content "
@@ -100,12 +95,7 @@ class _Cause:
             return f"{when}, {first.place}{on_rank}: {name} {values}"
         is_tensor = first.kind != "loss"
         name = f"the {first.kind} of `{first.place}`" if is_tensor else f"{first.place}{on_rank}"
-        norm = "norm " if is_tensor and None not in (first.one, first.many) else ""
-        one, many = numbers(first.one, first.many)
-        apart = ""
-        if math.isfinite(first.apart):
-            apart = f"; {first.apart:.2g} apart (relative), {self._tolerance:g} is allowed"
-        return f"{when}, {name}: {norm}{one} {a}, {many} {b}{apart}"
+        return self._evidence.describe(name, (a, b))
 
     def _samples(self) -> Finding:
         return Finding(
@@ -241,7 +231,7 @@ class _Cause:
             fix = "requires_grad_(True) in model(); hold it back with `lr_scale: 0` in groups()"
         else:
             where = f"{strategy} leaves it out: it came into the model after training began"
-            if strategy == "ddp":
+            if facts_of(strategy).has_ddp_wrapper:
                 where += ", or is among _ddp_params_and_buffers_to_ignore"
             fix = f"let model() return `{name}` as an ordinary parameter"
         return Finding(

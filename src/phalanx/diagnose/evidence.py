@@ -26,6 +26,17 @@ class Evidence:
         """What a rank of the many began with."""
         return self._many.ranks[0].start
 
+    def describe(self, name: str, sides: tuple[str, str]) -> str:
+        """When and where it is, both values, how far apart."""
+        first = self._first
+        a, b = sides if first.ranks is None else (f"on rank {rank}" for rank in first.ranks)
+        norm = "norm " if first.kind != "loss" and None not in (first.one, first.many) else ""
+        one, many = numbers(first.one, first.many)
+        apart = ""
+        if math.isfinite(first.apart):
+            apart = f"; {first.apart:.2g} apart (relative), {self._tolerance:g} is allowed"
+        return f"{first.when}, {name}: {norm}{one} {a}, {many} {b}{apart}"
+
     def ranks_that_differ(self) -> str:
         """Which ranks had slots that differ in this step, in words."""
         step = self._first.step

@@ -134,7 +134,6 @@ class _CutCause:
         self._many = many
         self._cuts = cuts
         self._try_synced = try_synced
-        self._tolerance = compared.tolerance
         self._evidence = Evidence(first, one, many, compared.tolerance)
 
     def find(self) -> Finding:
@@ -163,18 +162,11 @@ class _CutCause:
 
     def _what(self) -> str:
         first, (a, b) = self._first, self._cuts.sides
-        when = f"step {first.step + 1}" if first.step >= 0 else "before the first step"
         if first.kind == "samples":
-            return f"{when}: other samples {a} than {b}"
+            return f"{first.when}: other samples {a} than {b}"
         is_tensor = first.kind != "loss"
         name = f"the {first.kind} of `{first.place}`" if is_tensor else f"the {first.place}"
-        if first.ranks is not None:
-            a, b = (f"on rank {rank}" for rank in first.ranks)
-        one, many = numbers(first.one, first.many)
-        norm, apart = "norm " if is_tensor else "", ""
-        if math.isfinite(first.apart):
-            apart = f"; {first.apart:.2g} apart (relative), {self._tolerance:g} is allowed"
-        return f"{when}, {name}: {norm}{one} {a}, {many} {b}{apart}"
+        return self._evidence.describe(name, (a, b))
 
     def _is_random(self, step: int) -> bool:
         runs = (self._one, self._many)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from phalanx.codec import from_json, to_json
 
 NUM_PROJECTIONS = 3
 
@@ -48,13 +48,6 @@ class Fingerprint:
     @property
     def is_finite(self) -> bool:
         return math.isfinite(self.squares) and all(map(math.isfinite, self.projections))
-
-    def to_json(self) -> list[float]:
-        return [self.squares, *self.projections]
-
-    @classmethod
-    def from_json(cls, numbers: list[float]) -> Fingerprint:
-        return cls(numbers[0], tuple(numbers[1:]))
 
 
 ZERO = Fingerprint(0.0, (0.0,) * NUM_PROJECTIONS)
@@ -102,18 +95,6 @@ class StepRecord:
     """After the step."""
     buffers: Tensors
 
-    def to_json(self) -> dict[str, Any]:
-        record = {**vars(self), "slots": [asdict(slot) for slot in self.slots]}
-        return {**record, **{name: _write(record[name]) for name in _TENSORS}}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> StepRecord:
-        slots = [
-            SlotRecord(**{**slot, "terms": {n: (s, w) for n, (s, w) in slot["terms"].items()}})
-            for slot in record["slots"]
-        ]
-        return cls(**{**record, "slots": slots, **{n: _read(record[n]) for n in _TENSORS}})
-
 
 @dataclass(frozen=True, kw_only=True)
 class StartRecord:
@@ -134,25 +115,6 @@ class StartRecord:
     """Which part of a tensor this rank holds, by name; all of it where there is no entry."""
     dropout: list[str] = field(default_factory=list)
     """Rates of dropout that were set to 0, as `module.attribute`."""
-
-    def to_json(self) -> dict[str, Any]:
-        record = dict(vars(self))
-        return {**record, **{n: _write(record[n]) for n in ("parameters", "buffers")}}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> StartRecord:
-        return cls(**{**record, **{n: _read(record[n]) for n in ("parameters", "buffers")}})
-
-
-_TENSORS = ("gradients", "parameters", "buffers")
-
-
-def _write(tensors: Mapping[str, Fingerprint | None]) -> dict[str, list[float] | None]:
-    return {name: None if f is None else f.to_json() for name, f in tensors.items()}
-
-
-def _read(record: Mapping[str, list[float] | None]) -> Tensors:
-    return {name: None if f is None else Fingerprint.from_json(f) for name, f in record.items()}
 
 
 @dataclass(frozen=True)
@@ -234,7 +196,7 @@ def write_line(path: Path, record: StartRecord | StepRecord) -> None:
     """Append a record; a `start` begins the file anew, so that of several attempts the last one
     remains."""
     is_start = isinstance(record, StartRecord)
-    line = json.dumps({"kind": "start" if is_start else "step", **record.to_json()})
+    line = json.dumps({"kind": "start" if is_start else "step", **to_json(record)})
     with path.open("w" if is_start else "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
@@ -245,8 +207,8 @@ def read_recording(folder: Path, world: int) -> Recording:
     for rank in range(world):
         with recording_file(folder, rank).open(encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
-        kinds = [record.pop("kind") for record in records]
+        kinds = [record["kind"] for record in records]
         assert kinds[0] == "start" and set(kinds[1:]) <= {"step"}
-        steps = [StepRecord.from_json(record) for record in records[1:]]
-        ranks.append(RankRecording(StartRecord.from_json(records[0]), steps))
+        steps = [from_json(StepRecord, record) for record in records[1:]]
+        ranks.append(RankRecording(from_json(StartRecord, records[0]), steps))
     return Recording(ranks, folder)

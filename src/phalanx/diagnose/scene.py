@@ -3,20 +3,17 @@ nothing; what is missing or damaged is left out."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from phalanx.diagnose.logs import LogLine, of_attempt, read_tail
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, read_events
+from phalanx.run.reading import read_json, read_yaml
 
 _OTHER_LOGS = ("nccl-rank-", "slurm", "kernel", "dmesg")
 
@@ -65,28 +62,24 @@ class Scene:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        return _json(self.run.plan_file)
+        return read_json(self.run.plan_file)
 
     @cached_property
     def machine(self) -> dict[str, Any]:
-        return _json(self.run.machine_file)
+        return read_json(self.run.machine_file)
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        return _json(self.run.source_file)
+        return read_json(self.run.source_file)
 
     @cached_property
     def launched(self) -> dict[str, Any]:
         """What was asked of `phalanx launch`; empty for a job."""
-        return _json(self.run.launch_file)
+        return read_json(self.run.launch_file)
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        try:
-            found = yaml.safe_load(self.run.job_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_yaml(self.run.job_file)
 
     @property
     def is_script(self) -> bool:
@@ -212,11 +205,3 @@ def _last_events(run: RunDirectory) -> list[Event]:
             with suppress(ValueError, KeyError, TypeError, AttributeError):  # half a line
                 found.append(Event.from_line(line.text))
     return sorted(found, key=lambda event: event.time_s)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -102,9 +102,9 @@ def say(text: str = "", *, style: str | None = None) -> None:
     stdout().print(translate(text), style=style, markup=False)
 
 
-def tell(text: str, *, style: str | None = None) -> None:
+def tell(text: str) -> None:
     """Print one line about what is going on, beside the answer."""
-    stderr().print(translate(text), style=style, markup=False)
+    stderr().print(translate(text), markup=False)
 
 
 def pass_on(text: str, *, is_update: bool = False) -> None:
@@ -117,6 +117,19 @@ def pass_on(text: str, *, is_update: bool = False) -> None:
     stream = _Lasting("stdout")
     stream.write(f"{start}{text}" + ("" if is_update and is_terminal else "\n"))
     stream.flush()
+
+
+def say_next(*steps: tuple[str, str]) -> None:
+    """Print commands to type next, each with its meaning."""
+    say("next:")
+    for command, meaning in steps:
+        say_command(command, meaning)
+
+
+def say_command(command: str, meaning: str) -> None:
+    """Print a command to type, and under it what it does."""
+    say(f"  {command}")
+    say(f"      {meaning}", style="dim")
 
 
 def say_json(data: Any) -> None:

@@ -207,14 +207,14 @@ def current() -> str:
     return "en"
 
 
-def use(language: str, source: str = "--lang") -> None:
+def use(language: str) -> None:
     """Print in this language from here on, in processes that are started too."""
     if language not in LANGUAGES:
         raise UserError(
             Finding(
                 slug="unknown-language",
                 what=f"there are no messages in `{language}`",
-                why=f"{source} {language}; there are {', '.join(LANGUAGES)}",
+                why=f"--lang {language}; there are {', '.join(LANGUAGES)}",
                 fix="--lang zh, or --lang en",
             )
         )

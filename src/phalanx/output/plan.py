@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.errors import format_bytes, format_seconds
+from phalanx.job.strategies import facts_of
 from phalanx.machine.environment import show_variables
 from phalanx.output import console
 from phalanx.planner.schema.plan import Plan
@@ -117,7 +118,7 @@ def _is_shown(plan: Plan, name: str, value: Any) -> bool:
     if name == "nodes":
         return bool(value > 1)
     if name in ("shard_ranks", "build"):
-        return plan.strategy.value == "fsdp"
+        return facts_of(plan.strategy.value).has_shard_groups
     if name == "comm_timeout_s":
         return plan.backend.value != "none"
     if name == "sync_batchnorm":

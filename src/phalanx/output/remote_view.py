@@ -41,10 +41,7 @@ class RemoteView:
             self.view.__exit__(*error)
 
     def listener(self) -> Listener:
-        return Listener(self._use_plan, self._take, self._take_output, self._say)
-
-    def _say(self, text: str) -> None:
-        console.tell(text)
+        return Listener(self._use_plan, self._take, self._take_output, console.tell)
 
     def _use_plan(self, record: dict[str, Any]) -> None:
         try:
@@ -72,7 +69,7 @@ class RemoteView:
         for line in lines:
             shown = printable(line)
             if self.view is None:
-                self._say(shown)
+                console.tell(shown)
             else:
                 self._kept = [*self._kept[1 - _LAST_LINES :], shown]
 
@@ -94,9 +91,9 @@ class RemoteView:
             return int(ExitCode.FAILED)
         if self.outcome is None:
             for line in self._kept:  # it ended in a way that has no event
-                self._say(line)
+                console.tell(line)
             if ended != 0:
-                self._say(f"failed with exit code {ended}: {self._run.run}")
+                console.tell(f"failed with exit code {ended}: {self._run.run}")
             return ended
         console.show_findings(map(Finding.from_json, self.outcome["findings"]))
         self._show_table()
@@ -116,10 +113,11 @@ class RemoteView:
             rows.append(("trained", f"{self.outcome['step'] or 0} steps in all, {seconds}"))
         rows.append(("run", f"{self._run.run} on {name}"))
         console.table(rows)
-        console.say("next:")
-        say_next(f"phalanx remote pull {name} {run}", "bring checkpoints, logs and best weights")
+        steps = [(f"phalanx remote pull {name} {run}", "bring checkpoints, logs and best weights")]
         if status != "finished":
-            say_next(f"phalanx remote train {name} --resume {run}", "go on from its checkpoint")
+            again = f"phalanx remote train {name} --resume {run}"
+            steps.append((again, "go on from its checkpoint"))
+        console.say_next(*steps)
 
 
 def follow(
@@ -141,11 +139,5 @@ def follow(
 
 def say_following(place: str, run: str) -> None:
     """How to come back to a run that goes on."""
-    say_next(f"phalanx remote attach {place} {run}", "follow it again")
-    say_next(f"phalanx remote stop {place} {run}", "end it; it saves first")
-
-
-def say_next(command: str, meaning: str) -> None:
-    """A command to type, and what it does."""
-    console.say(f"  {command}")
-    console.say(f"      {meaning}", style="dim")
+    console.say_command(f"phalanx remote attach {place} {run}", "follow it again")
+    console.say_command(f"phalanx remote stop {place} {run}", "end it; it saves first")

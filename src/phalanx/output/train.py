@@ -35,10 +35,7 @@ def show_end(result: Result, prepared: Prepared) -> None:
     if result.status == "stopped":
         console.say(f"continue:  phalanx train --resume {run}")
         return
-    console.say("next:")
-    for command, meaning in _next_commands(run, prepared):
-        console.say(f"  {command}")
-        console.say(f"      {meaning}", style="dim")
+    console.say_next(*_next_commands(run, prepared))
 
 
 def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
@@ -48,8 +45,8 @@ def _next_commands(run: Path, prepared: Prepared) -> list[tuple[str, str]]:
     commands = [
         (f"phalanx watch {run}", "look at its curves and ranks; --web in a browser"),
         (f"phalanx train --resume {run} {length}", "train on, to twice the length"),
+        (f"phalanx export {run}", "its best weights in one file for other tools"),
     ]
-    commands.append((f"phalanx export {run}", "its best weights in one file for other tools"))
     if job.recipe in builtin_recipes():
         commands.append(
             (f"phalanx recipes copy {job.recipe} my_{job.recipe}", "a recipe of your own to edit")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration
 from phalanx.planner.batch.intervals import (
@@ -146,7 +147,7 @@ def choose_layout(draft: Draft, compiling: Decision[str]) -> None:
     draft.findings += problems
     settled = {"compile": draft.compiled.value, "channels_last": draft.channels_last.value}
     draft.job = draft.job.model_copy(update=settled)
-    if draft.strategy == "deepspeed":
+    if facts_of(draft.strategy).has_half_weights:
         draft.frozen = frozen_by_deepspeed(precision)
         draft.findings += deepspeed_findings(draft.job, device=draft.device, precision=precision)
 

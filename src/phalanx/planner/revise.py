@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from phalanx.errors import format_bytes
+from phalanx.job.strategies import facts_of
 from phalanx.planner.batch.size import expected_speedup, micro_batches_per_rank
 from phalanx.planner.memory.prediction import fits_for_sure, predict_parts, with_memory
 from phalanx.planner.schema.micro_batches import BatchPlan, split_evenly
@@ -228,12 +229,13 @@ def _checkpointing_would(plan: Plan) -> str:
 
 
 def _sharding_would(plan: Plan) -> list[str]:
-    if plan.strategy.value == "fsdp":
+    facts = facts_of(plan.strategy.value)
+    if facts.has_zero_stages:
+        return _zero_would(plan)
+    if facts.is_sharded:
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
         is_offloaded = plan.offload.value is not None
         return ["more ranks: each holds less", *([] if is_offloaded else [offload])]
-    if plan.strategy.value == "deepspeed":
-        return _zero_would(plan)
     state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
     over = f"over the {ranks} ranks" if plan.ranks.value > 1 else f"over {ranks} GPUs or more"
     share = format_bytes(ceil(state / ranks))

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import Finding
+from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.prepare.launcher import LOOK_S, Launcher
 from phalanx.recipe.progress import PROGRESS_FILE
 
@@ -99,3 +99,28 @@ def _run(argv: list[str], env: dict[str, str], said: Path, reports: _Reports) ->
 def findings_of(answer: dict[str, Any]) -> list[Finding]:
     """The Findings in an answer."""
     return [Finding.from_json(record) for record in answer["findings"]]
+
+
+def require_answer(
+    verb: str,
+    question: dict[str, Any],
+    *,
+    timeout_s: float,
+    silent: Callable[[str], Finding],
+    notes: Sequence[Finding] = (),
+    tolerated: str = "",
+    uses_gpu: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the answer to a question, and `notes` with the Findings in it. Raises UserError if
+    one of them is an error, other than the `tolerated` one. `silent` is told why there is no
+    answer, and makes the Finding about it."""
+    answer, why = ask_engine(verb, question, timeout_s=timeout_s, uses_gpu=uses_gpu, say=say)
+    if answer is None:
+        raise UserError(silent(why), exit_code=ExitCode.FAILED)
+    findings = [*notes, *findings_of(answer)]
+    wrong = {finding.slug for finding in errors_of(findings)} - {tolerated}
+    if wrong:
+        is_crash = f"{verb}-failed" in wrong
+        raise UserError(findings, exit_code=ExitCode.FAILED if is_crash else ExitCode.USAGE)
+    return answer, findings

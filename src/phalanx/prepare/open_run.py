@@ -19,8 +19,9 @@ from phalanx.planner.schema.plan import Plan
 from phalanx.planner.solve import solve_plan
 from phalanx.prepare.job import raise_if_errors
 from phalanx.prepare.plan import Prepared
-from phalanx.run.directory import RunDirectory, create_run_directory, record_source, write_atomic
+from phalanx.run.directory import RunDirectory, create_run_directory, write_atomic
 from phalanx.run.lock import lock_run
+from phalanx.run.source import record_source
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override, load_job
@@ -90,20 +90,30 @@ class Trained:
         ]
 
 
+class Which(TypedDict, total=False):
+    """Which weights are meant, besides the run or file that is named."""
+
+    checkpoint: str
+    """Of a run: `best` (the default), `latest` or a step."""
+    weights: str | None
+    """`raw` or `average`; default: what training evaluated."""
+    recipe: str | None
+    """The recipe of weights that do not name it."""
+    output: Path
+    """The folder with runs; default: `runs`."""
+
+
 def find_trained(
     reference: str | None,
     overrides: Sequence[Override | str] = (),
     *,
     command: str,
-    checkpoint: str = "best",
-    weights: str | None = None,
-    recipe: str | None = None,
-    output: Path = Path("runs"),
+    **which: Unpack[Which],
 ) -> Trained:
     """The model behind a run (its name, its folder, or nothing: the newest), a checkpoint folder or
     a file of weights; raises UserError."""
     path = Path(reference) if reference is not None else None
-    asked = _Asked(overrides, command, weights, recipe)
+    asked = _Asked(overrides, command, which.get("weights"), which.get("recipe"))
     if path is not None and path.is_file():
         return _of_file(path, asked)
     if path is not None and (path / MANIFEST_FILE).is_file():
@@ -111,8 +121,9 @@ def find_trained(
     if path is not None and path.suffix in WEIGHT_FILES:
         raise UserError(_no_such_file(path))
     newest = reference in (None, "latest")
+    output = which.get("output", Path("runs"))
     run = find_run(None if newest else reference, output, command=command)
-    saved, problems = _choose_checkpoint(run, checkpoint, asked)
+    saved, problems = _choose_checkpoint(run, which.get("checkpoint", "best"), asked)
     found = _of_checkpoint(saved, asked)
     return replace(found, findings=[*problems, *found.findings])
 

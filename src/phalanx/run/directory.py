@@ -25,13 +25,10 @@ import secrets
 import shlex
 import shutil
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,6 @@ from phalanx.run.guards import link_or_copy, rename_new, require_link
 
 LATEST = "latest"
 """Name of the link to the newest run, and of the newest checkpoint's."""
-_MAX_DIFF_BYTES = 4 * 2**20  # a larger diff is data, not a change of code
 
 
 @dataclass(frozen=True)
@@ -307,50 +303,3 @@ def swap_link(link: Path, target: str) -> None:
         temporary.replace(link)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def record_source(command: list[str]) -> dict[str, Any]:
-    """What would be needed to run this again: git commit and diff, command, versions."""
-    packages = ("phalanx", "torch", "numpy", "safetensors", "pydantic")
-    return {
-        "schema_version": 1,
-        "command": command,
-        "python": sys.version.split()[0],
-        "versions": {name: _version(name) for name in packages},
-        "git": _git_state(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    def git(*argv: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *argv],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    diff = git("diff", "HEAD") or ""
-    is_cut = len(diff) > _MAX_DIFF_BYTES
-    return {
-        "commit": commit.strip(),
-        "is_dirty": bool((git("status", "--porcelain") or "").strip()),
-        "diff": diff[:_MAX_DIFF_BYTES],
-        "is_diff_cut": is_cut,
-    }

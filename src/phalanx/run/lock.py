@@ -27,6 +27,7 @@ from phalanx.errors import Finding, UserError
 from phalanx.run import lock_findings as say
 from phalanx.run.attempt import Attempt, read_attempt
 from phalanx.run.directory import RunDirectory
+from phalanx.run.reading import read_end
 
 _POLL_S = 0.2
 _PROBE_S = 2.0
@@ -239,12 +240,7 @@ def _unseen_hosts(run: RunDirectory, before: Holder | None) -> list[str]:
 
 def _last_word(run: RunDirectory) -> str:
     """Which of `attempt`, `stop` and `outcome` the supervisor wrote last; empty when none."""
-    try:
-        with (run.events / "supervisor.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            tail = file.read()
-    except OSError:
-        return ""
+    tail = read_end(run.events / "supervisor.jsonl", _TAIL_BYTES)
     places = {k: tail.rfind(f'"kind":"{k}"'.encode()) for k in ("attempt", "stop", "outcome")}
     last = max(places, key=places.__getitem__)
     return last if places[last] >= 0 else ""

@@ -19,13 +19,9 @@ from typing import Any
 from phalanx.errors import Finding, UserError, did_you_mean, errors_of
 from phalanx.machine import Machine, probe_machine
 from phalanx.machine.environment import DEBUG_COMMUNICATION, looks_secret
-from phalanx.run.directory import (
-    RunDirectory,
-    create_run_directory,
-    record_source,
-    write_atomic,
-)
+from phalanx.run.directory import RunDirectory, create_run_directory, write_atomic
 from phalanx.run.lock import lock_run
+from phalanx.run.source import record_source
 from phalanx.scripts.devices import DevicesAsked, choose_devices, slurm_findings
 from phalanx.scripts.environment import (
     PRECISIONS,

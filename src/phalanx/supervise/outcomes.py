@@ -10,6 +10,7 @@ from phalanx.errors import ExitCode, Finding, signal_name
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Outcome
 from phalanx.run.launching import RankDeath
+from phalanx.run.reading import read_end
 from phalanx.run.witness import Witness
 from phalanx.supervise.rank_group import kill_reason
 
@@ -134,12 +135,7 @@ def crash_loop(outcome: Outcome, restarts: int, saved: int | None) -> Outcome:
 
 def _crash_line(log: Path) -> str | None:
     """Where a rank was when native code crashed: its last words, if it had any."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None
+    text = read_end(log, _TAIL_BYTES).decode(errors="replace")
     attempt = text.rpartition("--- attempt ")[2]
     _, found, words = attempt.rpartition(_FATAL)
     return Witness(0, "", words).line if found else None

@@ -34,7 +34,8 @@ class RankUsage:
 
 
 def driver_numbers(run: RunDirectory, plan: Plan) -> list[int]:
-    """Return the driver's numbers of a plan's GPUs. The driver counts all GPUs, CUDA those that are visible; other nodes see theirs alike."""
+    """Return the driver's numbers of a plan's GPUs. It counts all GPUs, CUDA those that are
+    visible; other nodes see theirs alike."""
     try:
         machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

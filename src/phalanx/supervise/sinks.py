@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import suppress
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding
 from phalanx.job.schema import Logging
 from phalanx.run.directory import RunDirectory
@@ -38,7 +40,7 @@ class SinkProcess:
                     "-m",
                     "phalanx.run.sinks.process",
                     str(run.path),
-                    settings.to_json(),
+                    json.dumps(to_json(settings)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import Finding, format_seconds
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.heartbeat import Beat, Part, Phase
 
@@ -119,7 +120,7 @@ class StragglerWatch:
 
 def comparable_parts(plan: Plan) -> list[Part]:
     """What a rank does without waiting for another one, and is done when it says so."""
-    waits = plan.sync_batchnorm.value or plan.strategy.value in ("fsdp", "deepspeed")
+    waits = plan.sync_batchnorm.value or facts_of(plan.strategy.value).is_lockstep
     if waits or plan.device.value != "cpu":
         return [Part.DATA]
     return [Part.DATA, Part.FORWARD, Part.UPDATE]

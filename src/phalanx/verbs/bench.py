@@ -17,13 +17,10 @@ from phalanx.planner.time.bottleneck import Bottleneck, find_bottleneck, through
 from phalanx.prepare.calibrations import store_calibration
 from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared, prepare
-from phalanx.prepare.scratch_run import RunFailedError, run_folder
-from phalanx.run.event_kinds import Outcome
+from phalanx.prepare.scratch_run import run_folder
 from phalanx.run.events import Event
-from phalanx.supervise.job import JobWorkload
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import ShortRun, run_short
 
 _ANY_JOB = "digits"  # ranks need a plan; of this one's nothing is run
 
@@ -117,12 +114,9 @@ def _bench(
         _check_samples(prepared.plan, asked)
     heard = _Listener(say)
     with run_folder("bench") as folder:
-        job = prepared.job.model_copy(update={"output": str(folder), "name": "bench"})
-        plan = replace(prepared.plan, measured_micro_batches=asked)
-        with open_run(replace(prepared, job=job, plan=plan, findings=[])) as run:
-            workload = JobWorkload(run, plan, launcher)
-            outcome = Supervisor(run, workload, on_event=heard.take).run()
-        heard.judge(outcome, asked)
+        measured = replace(prepared, plan=replace(prepared.plan, measured_micro_batches=asked))
+        done = run_short(measured, folder, "bench", launcher=launcher, on_event=heard.take)
+        heard.judge(done, asked)
     assert heard.calibration is not None  # written before anything else was measured
     steps = [measured.step for measured in heard.measured if measured.step is not None]
     calibration = replace(heard.calibration, steps=tuple(steps))
@@ -135,7 +129,7 @@ def _bench(
         predicted={step.micro_batch: _predict(prepared, step.micro_batch) for step in steps},
         bottleneck=find_bottleneck(prepared.plan, steps, cores=prepared.machine.cpu.usable_cores),
         stored=stored,
-        findings=[*(prepared.findings if source is not None else ()), *heard.findings, *problems],
+        findings=[*(prepared.findings if source is not None else ()), *done.findings, *problems],
     )
 
 
@@ -209,7 +203,6 @@ class _Listener:
         self._say = say
         self.calibration: Calibration | None = None
         self.measured: list[Measured] = []
-        self.findings: list[Finding] = []
         self._is_short_of_memory = False
 
     def take(self, event: Event) -> None:
@@ -220,15 +213,12 @@ class _Listener:
             self.calibration = Calibration.from_json(data["calibration"])
         elif event.kind == "measured":
             self.measured.append(Measured.from_json(data))
-        elif event.kind == "finding":
-            finding = Finding.from_json(data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)
         elif event.kind == "outcome" and data.get("memory") is not None:
             self._is_short_of_memory = True
 
-    def judge(self, outcome: Outcome, asked: list[int]) -> None:
+    def judge(self, done: ShortRun, asked: list[int]) -> None:
         """Several ranks end together when one runs out of memory; what came before counts."""
+        outcome = done.outcome
         if outcome.status == "stopped":
             raise UserError(
                 Finding(
@@ -242,7 +232,7 @@ class _Listener:
         if outcome.status != "failed":
             return
         if not self._is_short_of_memory or self.calibration is None:
-            raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
-        done = {measured.micro_batch for measured in self.measured}
-        short = next(micro for micro in asked if micro not in done)
+            done.raise_if_failed()
+        seen = {measured.micro_batch for measured in self.measured}
+        short = next(micro for micro in asked if micro not in seen)
         self.measured.append(Measured(short, None, "memory"))

@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from phalanx.errors import ExitCode, Finding, UserError, errors_of
+from phalanx.errors import Finding, UserError
 from phalanx.job import Override
-from phalanx.prepare.engine_child import ask_engine, findings_of
-from phalanx.prepare.trained_model import Trained, find_trained
+from phalanx.prepare.engine_child import require_answer
+from phalanx.prepare.trained_model import Trained, Which, find_trained
 from phalanx.verbs.evaluate import Evaluated, Say, Task, record_in_run
 
 _TIMEOUT_S = 24 * 3600.0  # simulators take their time
@@ -45,39 +46,24 @@ def benchmark_trained(
     overrides: Sequence[Override | str] = (),
     *,
     benchmark: Benchmark,
-    checkpoint: str = "best",
-    weights: str | None = None,
-    recipe: str | None = None,
-    output: Path = Path("runs"),
     say: Say = lambda phase: None,
+    **which: Unpack[Which],
 ) -> Evaluated:
     """Run a trained model in a benchmark of its recipe; raises UserError."""
     say("looking for the weights")
-    trained = find_trained(
-        reference,
-        overrides,
-        command="phalanx evaluate",
-        checkpoint=checkpoint,
-        weights=weights,
-        recipe=recipe,
-        output=output,
-    )
+    trained = find_trained(reference, overrides, command="phalanx evaluate", **which)
     if trained.file.suffix == ".onnx":
         raise UserError(_not_in_the_loop(trained))
     say(f"running {benchmark.name or 'the usual benchmark of the recipe'}")
-    answer, silent_because = ask_engine(
+    answer, findings = require_answer(
         "benchmark",
         _question(trained, benchmark, overrides),
         timeout_s=_TIMEOUT_S,
+        silent=partial(_silent, benchmark),
+        notes=[*trained.findings, *trained.changes()],
         uses_gpu=True,
         say=say,
     )
-    if answer is None:
-        raise UserError(_silent(benchmark, silent_because), exit_code=ExitCode.FAILED)
-    findings = [*trained.findings, *trained.changes(), *findings_of(answer)]
-    if errors_of(findings):
-        is_crash = any(finding.slug == "benchmark-failed" for finding in findings)
-        raise UserError(findings, exit_code=ExitCode.FAILED if is_crash else ExitCode.USAGE)
     tasks = [_task(record) for record in answer["tasks"]]
     done = Evaluated(
         title=trained.title,

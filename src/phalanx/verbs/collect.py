@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from phalanx.errors import ExitCode, Finding, UserError, errors_of
+from phalanx.errors import Finding, UserError
 from phalanx.job.load import parse_override
-from phalanx.prepare.engine_child import ask_engine, findings_of
+from phalanx.prepare.engine_child import require_answer
 from phalanx.recipe.loading import absolute_spec
 
 _SILENT_S = 3600.0  # without any progress
@@ -38,13 +39,9 @@ def collect_data(
         "settings": {override.key: override.value for override in given},
         "out": str(out.absolute()) if out is not None else None,
     }
-    answer, why = ask_engine("collect", asked, timeout_s=_SILENT_S, say=say)
-    if answer is None:
-        raise UserError(_silent(recipe, why), exit_code=ExitCode.FAILED)
-    findings = findings_of(answer)
-    if errors_of(findings):
-        is_crash = any(finding.slug == "collect-failed" for finding in findings)
-        raise UserError(findings, exit_code=ExitCode.FAILED if is_crash else ExitCode.USAGE)
+    answer, _ = require_answer(
+        "collect", asked, timeout_s=_SILENT_S, silent=partial(_silent, recipe), say=say
+    )
     return Collection(Path(answer["path"]), answer["said"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
@@ -15,18 +15,16 @@ from phalanx.job.schema import Job
 from phalanx.machine import Machine
 from phalanx.planner.evaluation_plan import devices_here, plan_evaluation
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared, prepare
-from phalanx.prepare.scratch_run import RunFailedError, run_folder
+from phalanx.prepare.scratch_run import run_folder
 from phalanx.prepare.trace import trace_recipe
-from phalanx.prepare.trained_model import Trained, find_trained
+from phalanx.prepare.trained_model import Trained, Which, find_trained
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EVALUATOR, Event, EventWriter
 from phalanx.run.lock import is_held
 from phalanx.run.media import write_media
-from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.sinks import SinkProcess, sinks_of
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import run_short
 
 Say = Callable[[str], None]
 
@@ -96,38 +94,24 @@ def evaluate_trained(
     reference: str | None,
     overrides: Sequence[Override | str] = (),
     *,
-    checkpoint: str = "best",
-    weights: str | None = None,
-    recipe: str | None = None,
-    output: Path = Path("runs"),
     say: Say = lambda phase: None,
+    **which: Unpack[Which],
 ) -> Evaluated:
     """Evaluate a run, a checkpoint, a file of weights or an ONNX file on the test split of its
     recipe; raises UserError."""
     say("looking for the weights")
-    trained = find_trained(
-        reference,
-        overrides,
-        command="phalanx evaluate",
-        checkpoint=checkpoint,
-        weights=weights,
-        recipe=recipe,
-        output=output,
-    )
+    trained = find_trained(reference, overrides, command="phalanx evaluate", **which)
     with Launcher() as launcher, run_folder("evaluate") as folder:
         say("looking at the machine and the recipe")
         prepared, notes = _prepare(trained, overrides, folder, launcher)
         say(f"evaluating {prepared.plan.num_test_samples.value:,} samples")
         heard = _Listener()
-        with open_run(prepared) as run:
-            workload = JobWorkload(run, prepared.plan, launcher)
-            outcome = Supervisor(run, workload, on_event=heard.take).run()
-        if outcome.status == "failed":
-            raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
+        done = run_short(prepared, folder, "evaluate", launcher=launcher, on_event=heard.take)
+        done.raise_if_failed()
         if heard.found is None:
-            raise UserError(_stopped(outcome.reason), exit_code=ExitCode.INTERRUPTED)
+            raise UserError(_stopped(done.outcome.reason), exit_code=ExitCode.INTERRUPTED)
         say("writing down what was found")
-        return _report(trained, prepared, heard, notes, run)
+        return _report(trained, prepared, heard, [*notes, *done.findings], done.directory)
 
 
 def _prepare(
@@ -191,7 +175,6 @@ class _Listener:
 
     def __init__(self) -> None:
         self.found: dict[str, Any] | None = None
-        self.findings: list[Finding] = []
         self.examples: list[dict[str, str]] = []
         self.media: list[dict[str, Any]] = []
 
@@ -202,10 +185,6 @@ class _Listener:
             self.examples = event.data["samples"]
         elif event.kind == "media":
             self.media.append(event.data)
-        elif event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)
 
 
 def _report(
@@ -243,7 +222,7 @@ def _report(
         next_benchmark=None if is_onnx else prepared.trace.default_benchmark,
         examples=heard.examples,
         run=trained.run.path if trained.run is not None else None,
-        findings=[*notes, *heard.findings, *found],
+        findings=[*notes, *found],
     )
     return record_in_run(trained, done, [{**m, "path": run.path / m["file"]} for m in heard.media])
 

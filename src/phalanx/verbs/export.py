@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from phalanx.errors import ExitCode, Finding, UserError, errors_of
+from phalanx.errors import Finding, UserError, errors_of
 from phalanx.job import Override
-from phalanx.prepare.engine_child import ask_engine, findings_of
-from phalanx.prepare.trained_model import Trained, Weights, find_trained
+from phalanx.prepare.engine_child import require_answer
+from phalanx.prepare.trained_model import Trained, Weights, Which, find_trained
 from phalanx.recipe.loading import recipe_file
 from phalanx.run.weights_file import SCHEMA_VERSION
 from phalanx.verbs.evaluate import evaluate_trained
@@ -88,39 +89,23 @@ def export_trained(
     *,
     form: str = "safetensors",
     settings: Settings | None = None,
-    checkpoint: str = "best",
     out: Path | None = None,
-    weights: str | None = None,
-    recipe: str | None = None,
-    output: Path = Path("runs"),
     say: Callable[[str], None] = lambda phase: None,
+    **which: Unpack[Which],
 ) -> Export:
     """Export a run (the newest if none is named), a checkpoint folder or a file of weights; raises
     UserError. An engine that cannot be built here leaves its ONNX file, and an error among the
     findings."""
     settings = settings or Settings()
     _check_settings(form, settings)
-    trained = find_trained(
-        reference,
-        overrides,
-        command="phalanx export",
-        checkpoint=checkpoint,
-        weights=weights,
-        recipe=recipe,
-        output=output,
-    )
+    trained = find_trained(reference, overrides, command="phalanx export", **which)
     if trained.file.suffix == ".onnx":
         raise UserError(_exported_already(trained.file))
     folder = out if out is not None else _folder_for(trained, form, settings)
     folder = folder.resolve() if folder.is_symlink() else folder  # the link itself is the user's
     _require_room(folder)
     say(f"writing {form} and running it" if form in _GRAPHS else f"writing {form}")
-    report = _ask(trained, form, settings, folder)
-    findings = [*trained.findings, *trained.changes(), *findings_of(report)]
-    wrong = [finding for finding in errors_of(findings) if finding.slug != _NOT_BUILT]
-    if wrong:
-        is_crash = any(finding.slug == "export-failed" for finding in wrong)
-        raise UserError(findings, exit_code=ExitCode.FAILED if is_crash else ExitCode.USAGE)
+    report, findings = _ask(trained, form, settings, folder)
     metrics: dict[str, dict[str, float]] = {}
     if settings.int8:
         say("evaluating both on the test split")
@@ -149,8 +134,10 @@ def export_trained(
 _GRAPHS = ("onnx", "torchscript", "tensorrt")
 
 
-def _ask(trained: Trained, form: str, settings: Settings, folder: Path) -> dict[str, Any]:
-    answer, silent_because = ask_engine(
+def _ask(
+    trained: Trained, form: str, settings: Settings, folder: Path
+) -> tuple[dict[str, Any], list[Finding]]:
+    return require_answer(
         "export",
         {
             "recipe": trained.job.recipe,
@@ -166,11 +153,11 @@ def _ask(trained: Trained, form: str, settings: Settings, folder: Path) -> dict[
             "opset": settings.opset,
         },
         timeout_s=_TIMEOUT_S,
+        silent=partial(_silent, trained, form),
+        notes=[*trained.findings, *trained.changes()],
+        tolerated=_NOT_BUILT,
         uses_gpu=form == "tensorrt",
     )
-    if answer is None:
-        raise UserError(_silent(trained, form, silent_because), exit_code=ExitCode.FAILED)
-    return answer
 
 
 def _record(trained: Trained) -> dict[str, Any]:

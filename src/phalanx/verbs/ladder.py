@@ -19,13 +19,10 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.verify_plans import devices_for
 from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
-from phalanx.prepare.scratch_run import RunFailedError, run_folder
-from phalanx.run.event_kinds import Outcome
+from phalanx.prepare.scratch_run import run_folder
 from phalanx.run.events import Event
-from phalanx.supervise.job import JobWorkload
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import ShortRun, run_short
 from phalanx.verbs.verify import verify_job
 
 STEPS = 5
@@ -137,8 +134,6 @@ class _Runs:
         steps = min(self._steps, prepared.plan.total_steps.value)
         job = prepared.job.model_copy(
             update={
-                "output": str(self._folder),
-                "name": f"{ranks}-ranks",
                 "stop_after": Interval(count=steps, unit="steps"),
                 "logging": prepared.job.logging.model_copy(update={"every": 1}),
             }
@@ -146,10 +141,14 @@ class _Runs:
         never: Decision[int | None] = Decision(None, "a rung of the ladder")
         plan = replace(prepared.plan, evaluate_every=never)
         seen = _Seen()
-        with open_run(replace(prepared, job=job, plan=plan, run=None, findings=[])) as run:
-            workload = JobWorkload(run, plan, self._launcher)
-            outcome = Supervisor(run, workload, on_event=seen.take).run()
-        _judge(outcome, steps, seen.losses)
+        done = run_short(
+            replace(prepared, job=job, plan=plan),
+            self._folder,
+            f"{ranks}-ranks",
+            launcher=self._launcher,
+            on_event=seen.take,
+        )
+        _judge(done, steps, seen.losses)
         rate = seen.rate()
         if slower and rate:
             verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
@@ -158,9 +157,9 @@ class _Runs:
         )
 
 
-def _judge(outcome: Outcome, steps: int, losses: list[float]) -> None:
-    if outcome.status == "failed":
-        raise RunFailedError(outcome.findings, exit_code=ExitCode(outcome.exit_code))
+def _judge(done: ShortRun, steps: int, losses: list[float]) -> None:
+    done.raise_if_failed()
+    outcome = done.outcome
     if outcome.step != steps:
         raise UserError(
             Finding(

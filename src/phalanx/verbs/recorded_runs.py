@@ -14,14 +14,11 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.planner.verify_plans import Side
 from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Outcome
-from phalanx.run.events import Event
-from phalanx.supervise.job import JobWorkload
-from phalanx.supervise.supervisor import Supervisor
+from phalanx.verbs.short_run import run_short
 
 
 def run_name(ranks: int, name: str) -> str:
@@ -73,15 +70,17 @@ class RecordedRuns:
         ranks = side.plan.ranks.value
         name = run_name(ranks, suffix)
         self._say(f"training {self._steps} steps on {run_name(ranks, '').replace('-', ' ')}")
-        update = {"output": str(self._folder), "name": name}
-        prepared = replace(
-            self._prepared, job=side.job.model_copy(update=update), plan=side.plan, findings=[]
+        done = run_short(
+            replace(self._prepared, job=side.job, plan=side.plan),
+            self._folder,
+            name,
+            launcher=self._launcher,
+            is_kept_up=True,
         )
-        with open_run(prepared) as run:
-            self._made.append(run)
-            workload = JobWorkload(run, side.plan, self._launcher, job=side.job)
-            outcome = Supervisor(run, workload, on_event=self._take).run()
-        self._judge(outcome, ranks)
+        run = done.directory
+        self._made.append(run)
+        self.findings += [finding for finding in done.findings if finding not in self.findings]
+        self._judge(done.outcome, ranks)
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
         recording = read_recording(run.recordings, ranks)
         return recording, plan
@@ -106,12 +105,6 @@ class RecordedRuns:
                 ),
                 exit_code=ExitCode.INTERRUPTED,
             )
-
-    def _take(self, event: Event) -> None:
-        if event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
-            if finding not in self.findings:
-                self.findings.append(finding)
 
 
 def _in_proportion(side: Side, cut: Decision[int], before: int) -> Side:

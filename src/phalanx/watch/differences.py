@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from phalanx.run.directory import RunDirectory
+from phalanx.run.reading import read_yaml
 from phalanx.watch.watched_run import WatchedRun
 
-_LONGEST = 2**20
 _FROM_PLAN = (
     "device",
     "ranks",
@@ -41,14 +39,8 @@ def job_differences(runs: Sequence[WatchedRun]) -> list[tuple[str, list[str]]]:
 
 
 def _job(run: RunDirectory) -> dict[str, str]:
-    try:
-        if run.job_file.stat().st_size > _LONGEST:
-            return {}
-        record = yaml.safe_load(run.job_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return {}
     flat: dict[str, str] = {}
-    _flatten(record, "", flat)
+    _flatten(read_yaml(run.job_file), "", flat)
     flat.pop("name", None)
     return flat
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from phalanx.errors import printable
 from phalanx.run.directory import RunDirectory
+from phalanx.run.reading import read_end
 
 _END = 2**17
 _SEARCHED = 64 * 2**20
@@ -45,9 +46,7 @@ def log_text(run: RunDirectory, name: str, word: str = "", *, lines: int = 400) 
 
 
 def _end(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - _END))
-        text = file.read(_END).decode(errors="replace")
+    text = read_end(path, _END).decode(errors="replace")
     # Of a bar its last state.
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from math import isfinite
 from typing import Any
 
+from phalanx.codec import finite, to_json
 from phalanx.watch.state import LOSS
 from phalanx.watch.watched_run import WatchedRun
 
@@ -36,8 +35,8 @@ def report(watched: WatchedRun) -> dict[str, Any]:
         "lr": _last(watched, "train/lr"),
         "metrics": state.metrics,
         "best": {"metric": best[0], "value": best[1], "step": best[2]} if best else None,
-        "evaluations": [asdict(one) for one in state.evaluations],
-        "media": [asdict(one) for one in state.media],
+        "evaluations": state.evaluations,
+        "media": state.media,
         "samples": state.samples,
         "gpu_hours": watched.device_hours() if watched.has_gpus else None,
         "restarts": state.num_restarts,
@@ -45,16 +44,16 @@ def report(watched: WatchedRun) -> dict[str, Any]:
         "saved_step": state.saved_step,
         "skipped_steps": state.num_skipped,
         "ranks": [
-            {"rank": number, **asdict(rank), "shares": rank.shares}
+            {"rank": number, **to_json(rank), "shares": rank.shares}
             for number, rank in sorted(state.ranks.by_number.items())
         ],
         "findings": [
             {**said.finding, "count": said.count, "time_s": said.time_s} for said in state.findings
         ],
-        "notes": [asdict(note) for note in sorted(state.notes, key=lambda note: note.time_s)],
+        "notes": sorted(state.notes, key=lambda note: note.time_s),
         "damaged_lines": state.num_damaged,
     }
-    found: dict[str, Any] = _finite(record)
+    found: dict[str, Any] = finite(to_json(record))
     return found
 
 
@@ -62,12 +61,3 @@ def _last(watched: WatchedRun, name: str) -> float | None:
     series = watched.state.series.get(name)
     last = series.last if series is not None else None
     return last.value if last is not None else None
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory, write_atomic
+from phalanx.run.reading import read_end, read_json
 from phalanx.watch.reader import parse
 from phalanx.watch.watched_run import is_running
 
@@ -127,7 +128,7 @@ def _mark(run: RunDirectory) -> list[Any]:
 
 def summarise(run: RunDirectory) -> Summary:
     """Read the ends of a run's files."""
-    plan = _plan(run)
+    plan = read_json(run.plan_file)
     found = Summary(str(run.path), run.name, "gone")
     found.kind = "train" if plan else "launch"
     found.recipe = _recipe(run)
@@ -198,24 +199,12 @@ def _records(data: bytes) -> list[dict[str, Any]]:
 
 
 def _end(path: Path, size: int = _END) -> list[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return _records(file.read(size))
-    except OSError:
-        return []
+    return _records(read_end(path, size))
 
 
 def _begin(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         return _records(file.read(2048))
-
-
-def _plan(run: RunDirectory) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(run.plan_file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _value(plan: dict[str, Any], name: str) -> Any:
@@ -229,8 +218,8 @@ def _recipe(run: RunDirectory) -> str:
         for line in run.job_file.read_text(encoding="utf-8").splitlines():
             if line.startswith("recipe:"):
                 return line.partition(":")[2].strip().strip("'\"")[:200]
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        words = json.loads(run.launch_file.read_text(encoding="utf-8"))["command"]
+    with suppress(KeyError, TypeError):
+        words = read_json(run.launch_file)["command"]
         return next((str(word) for word in words[2:] if str(word).endswith(".py")), "")[:200]
     return ""
 

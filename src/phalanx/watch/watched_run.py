@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.lock import is_held, read_holder
+from phalanx.run.reading import read_json
 from phalanx.watch.reader import RunReader
 from phalanx.watch.state import LOSS, RunState
 
@@ -43,7 +43,7 @@ class WatchedRun:
         self._is_alive = is_alive or (lambda: is_running(run))
         self.clock = clock
         self.reader = RunReader(run, is_kept=is_kept)
-        self._files: dict[Path, tuple[int, Any]] = {}
+        self._files: dict[Path, tuple[int, dict[str, Any]]] = {}
 
     @property
     def state(self) -> RunState:
@@ -58,10 +58,6 @@ class WatchedRun:
         return self._json(self.run.plan_file)
 
     @property
-    def machine(self) -> dict[str, Any]:
-        return self._json(self.run.machine_file)
-
-    @property
     def launched(self) -> dict[str, Any]:
         return self._json(self.run.launch_file)
 
@@ -73,13 +69,11 @@ class WatchedRun:
         """A file of the run, read again when it has changed; empty when it cannot be."""
         try:
             changed = path.stat().st_mtime_ns
-            if self._files.get(path, (None,))[0] != changed:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                self._files[path] = changed, found if isinstance(found, dict) else {}
-        except (OSError, ValueError, RecursionError):
+        except OSError:
             return {}
-        known: dict[str, Any] = self._files[path][1]
-        return known
+        if self._files.get(path, (None,))[0] != changed:
+            self._files[path] = changed, read_json(path)
+        return self._files[path][1]
 
     def planned(self, name: str) -> Any:
         """A choice of the plan; None where there is none."""
@@ -144,15 +138,6 @@ class WatchedRun:
         if not isinstance(flops, int | float) or not isinstance(peak, int | float) or peak <= 0:
             return None
         return flops * samples_per_s / (peak * ranks) if flops > 0 else None
-
-    @property
-    def device_memory_bytes(self) -> int | None:
-        """Of one GPU; on CPU of the machine."""
-        if self.plan.get("device_bytes"):
-            return int(self.plan["device_bytes"])
-        memory = self.machine.get("memory")
-        total = memory.get("total_bytes") if isinstance(memory, dict) else None
-        return int(total) if isinstance(total, int) else None
 
     @property
     def has_gpus(self) -> bool:

@@ -87,7 +87,7 @@ def ask_here(monkeypatch, tmp_path):
         run_benchmark(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.verbs.closed_loop.ask_engine", ask)
+    monkeypatch.setattr("phalanx.prepare.engine_child.ask_engine", ask)
 
 
 def events_of(run, kind):

@@ -69,7 +69,7 @@ def ask_here(monkeypatch, tmp_path):
         run_benchmark(request, result)
         return json.loads(result.read_text()), ""
 
-    monkeypatch.setattr("phalanx.verbs.closed_loop.ask_engine", ask)
+    monkeypatch.setattr("phalanx.prepare.engine_child.ask_engine", ask)
 
 
 def test_experts_show_what_they_can_do(demonstrations):

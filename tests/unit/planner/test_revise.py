@@ -209,6 +209,7 @@ def _bare_plan(samples, total, micro, ranks):
         "global_batch_size": total,
         "micro_batch_size": micro,
         "ranks": ranks,
+        "strategy": "ddp",
     }
     settings = {name: Decision(values.get(name, 0), "test") for name in names}
     return Plan(**{**settings, "shrunk": {}, "identity": {}})

@@ -15,7 +15,6 @@ from phalanx.run.directory import (
     RunDirectory,
     create_run_directory,
     find_run,
-    record_source,
     swap_link,
     write_atomic,
 )
@@ -254,56 +253,6 @@ def test_the_newest_run_to_resume_is_none_of_a_script(tmp_path):
     alone = tmp_path / "alone"
     make_script_run(alone, "script")
     assert finding_of(find_run, None, alone).slug == "run-of-a-script"
-
-
-def git(folder, *argv):
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *identity, *argv], cwd=folder, check=True, capture_output=True)
-
-
-def test_the_source_record_has_commit_diff_command_and_versions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    git(tmp_path, "init", "-q")
-    (tmp_path / "model.py").write_text("width = 1\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
-    clean = record_source(["phalanx", "train"])
-    assert clean["command"] == ["phalanx", "train"]
-    assert len(clean["git"]["commit"]) == 40
-    assert clean["git"]["is_dirty"] is False
-    assert clean["versions"]["torch"]
-    assert clean["versions"]["phalanx"]
-    (tmp_path / "model.py").write_text("width = 2\n")
-    dirty = record_source([])
-    assert dirty["git"]["is_dirty"] is True
-    assert "+width = 2" in dirty["git"]["diff"]
-    assert dirty["git"]["is_diff_cut"] is False
-    json.dumps(dirty)
-
-
-def test_a_huge_diff_is_cut_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(directory, "_MAX_DIFF_BYTES", 50)
-    git(tmp_path, "init", "-q")
-    (tmp_path / "a.txt").write_text("")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
-    (tmp_path / "a.txt").write_text("line\n" * 100)
-    state = record_source([])["git"]
-    assert state["is_diff_cut"] is True
-    assert len(state["diff"]) == 50
-
-
-def test_the_source_record_works_outside_git(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record_source([])["git"] is None
-
-
-def test_the_source_record_works_without_git(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert record_source([])["git"] is None
 
 
 def test_paths_of_a_run_lie_inside_it(tmp_path):

@@ -9,19 +9,17 @@ import typer
 # Options end where the script begins: all that follows is the script's.
 SETTINGS = {"allow_interspersed_args": False}
 
-ScriptArgument = Annotated[
+Script = Annotated[
     list[str],
     typer.Argument(
         metavar="SCRIPT ARGS", help="The script, or with -m the module, and its arguments."
     ),
 ]
-ModuleOption = Annotated[
+Module = Annotated[
     bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
 ]
-CpuOption = Annotated[
-    int | None, typer.Option("--cpu", help="Run on N CPU processes of each machine.")
-]
-PythonOption = Annotated[
+Cpu = Annotated[int | None, typer.Option("--cpu", help="Run on N CPU processes of each machine.")]
+Python = Annotated[
     str | None,
     typer.Option(
         "--python", metavar="PATH", help="The Python of another environment to run it with."
@@ -30,7 +28,7 @@ PythonOption = Annotated[
 MAX_RESTARTS = typer.Option(
     "--max-restarts", help="How often the ranks start again after one has died."
 )
-ResumeWithOption = Annotated[
+ResumeWith = Annotated[
     str | None,
     typer.Option(
         "--resume-with",
@@ -38,23 +36,23 @@ ResumeWithOption = Annotated[
         help='Arguments added from the second attempt on: "--resume_from_checkpoint auto".',
     ),
 ]
-MixedPrecisionOption = Annotated[
+MixedPrecision = Annotated[
     str | None,
     typer.Option("--mixed-precision", help="no, fp16, bf16 or fp8, for Accelerate scripts."),
 ]
-AccumulationOption = Annotated[
+Accumulation = Annotated[
     int | None,
     typer.Option("--gradient-accumulation", help="Micro-batches per step, for Accelerate."),
 ]
-AccelerateConfigOption = Annotated[
+AccelerateConfig = Annotated[
     str | None,
     typer.Option(
         "--accelerate-config", metavar="FILE", help="Settings of `accelerate config` (YAML)."
     ),
 ]
-DeepspeedOption = Annotated[
+Deepspeed = Annotated[
     str | None,
     typer.Option("--deepspeed", metavar="FILE", help="A ds_config.json, for Accelerate."),
 ]
-OutputOption = Annotated[str, typer.Option("--output", help="Folder for run directories.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="Name of the run directory.")]
+Output = Annotated[str, typer.Option("--output", help="Folder for run directories.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run directory.")]

@@ -72,7 +72,7 @@ def save_checkpoint(
     """Write a checkpoint while training waits, without a copy of anything. Every rank calls this
     under a sharded strategy, otherwise one."""
     content = collect(strategy, state, average=average, pretrained=pretrained)
-    process = strategy.process if strategy.is_sharded else None
+    process = strategy.process if strategy.facts.is_sharded else None
     return write_checkpoint(folder, content, process=process, add_files=add_files)
 
 

@@ -29,7 +29,8 @@ def fingerprints(shards: Mapping[str, Shard | None]) -> Tensors:
     """The fingerprint of what this rank holds of each tensor; waits for the device once."""
     sums = {name: _sums(name, s.tensor, s.start) for name, s in shards.items() if s is not None}
     numbers = torch.stack([row.cpu() for row in sums.values()]).tolist() if sums else []
-    found = dict(zip(sums, map(Fingerprint.from_json, numbers), strict=True))
+    prints = (Fingerprint(squares, tuple(products)) for squares, *products in numbers)
+    found = dict(zip(sums, prints, strict=True))
     return {name: found.get(name) for name in shards}
 
 

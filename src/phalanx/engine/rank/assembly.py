@@ -33,6 +33,7 @@ from phalanx.engine.strategies.together import Together
 from phalanx.engine.training.step import TrainStep
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.planner.memory.deepspeed import deepspeed_settings
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
@@ -68,7 +69,7 @@ class Assembly:
             is_channels_last=plan.channels_last.value == "on",
             # DeepSpeed makes its own copies of all weights, and keeps what is frozen in 16 bits.
             is_frozen_narrow=plan.frozen_precision.value == "compute"
-            and plan.strategy.value != "deepspeed",
+            and not facts_of(plan.strategy.value).has_half_weights,
         )
         self.precision.configure()
         self.pretrained = Pretrained(recipe.weights())

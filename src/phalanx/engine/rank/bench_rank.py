@@ -17,7 +17,6 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.process.telemetry import synchronise
 from phalanx.engine.rank.assembly import Assembly
 from phalanx.engine.rank.timeline import DATA, STEP, Split, mark, profile_steps
-from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.training.ema import begin_average
 from phalanx.errors import format_seconds
 from phalanx.job.schema import Job
@@ -185,8 +184,8 @@ class MeasuredRank:
         """What the same step takes less when gradients stay on their rank. The ranks drift apart
         by it, so it is the last thing that is measured."""
         strategy = self._parts.strategy
-        if not isinstance(strategy, Ddp):
-            notes.append(f"{strategy.name}: communication cannot be told from compute here")
+        if not strategy.facts.can_hold_gradients:
+            notes.append(f"{strategy.facts.name}: communication cannot be told from compute here")
             return 0.0
         with strategy.hold_gradients():
             self._run(1)

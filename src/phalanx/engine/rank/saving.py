@@ -94,11 +94,11 @@ class Saving:
         self._recipe = recipe
         self._portable = dict(recipe.portable_options())
         self._said: set[Finding] = set()
-        self._is_writer = process.is_first or strategy.is_sharded
+        self._is_writer = process.is_first or strategy.facts.is_sharded
         self._writers: Process | None = None
         """How writers of several ranks talk: a group of their own, because the training threads
         use the others meanwhile and no order between the two is kept."""
-        if strategy.is_sharded and process.world > 1:
+        if strategy.facts.is_sharded and process.world > 1:
             self._writers = replace(process, control=process.open_group("gloo", timeout=_TIMEOUT))
         self._background = Background()
         is_copied = plan.save_in_background.value == "on" and self._is_writer
@@ -116,7 +116,7 @@ class Saving:
 
     def _writers_here(self) -> int:
         """Ranks on this machine that make copies."""
-        if not self._strategy.is_sharded:
+        if not self._strategy.facts.is_sharded:
             return 1
         return int(os.environ.get("LOCAL_WORLD_SIZE", self._process.world))
 
@@ -124,7 +124,7 @@ class Saving:
         """Of this rank's part of a checkpoint: what is trained, and two moments of AdamW."""
         trained = [p for p in self._strategy.model.parameters() if p.requires_grad]
         whole = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        return whole // self._process.world if self._strategy.is_sharded else whole
+        return whole // self._process.world if self._strategy.facts.is_sharded else whole
 
     def load(self) -> SavedCheckpoint | None:
         """Put the newest good checkpoint in place, if there is one, and begin the average."""

@@ -24,6 +24,7 @@ from phalanx.engine.strategies.skipped_steps import (
     is_decided_on_device,
 )
 from phalanx.errors import Finding
+from phalanx.job.strategies import facts_of
 from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
 
 _CLIP_EPSILON = 1e-6  # torch's own
@@ -80,12 +81,7 @@ def nothing(parameters: list[nn.Parameter]) -> torch.Tensor:
 class Strategy:
     """One rank that holds the whole model: the base of the others, and `single` itself."""
 
-    name = "single"
-    is_lockstep = False
-    """Whether forward and backward wait for the other ranks: then every rank runs equally many of
-    them, and one that has run out of micro-batches repeats one with a zero objective."""
-    is_sharded = False
-    """Whether the ranks hold different parts of the state, so that all of them save."""
+    facts = facts_of("single")
 
     optimizer: Optimizer
     precision: Precision
@@ -98,6 +94,8 @@ class Strategy:
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         self.model = model
         self.process = process
+        self.is_lockstep = self.facts.is_lockstep
+        """True also where BatchNorm takes its statistics over all ranks."""
         self.bare_loss = LossModule(recipe, model)
         self.loss_module: nn.Module = self.bare_loss
         self.is_idle = False

@@ -16,6 +16,7 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
+from phalanx.job.strategies import facts_of
 from phalanx.recipe.interface import Recipe
 
 # Forward-changed buffers are combined in after_step. torch 2.13 renamed the argument and warns
@@ -33,7 +34,7 @@ class Ddp(Together):
     DDP divides the sum by the number of ranks; the loss is scaled up by it beforehand, which keeps
     torch's own reduction path and gives the gradient of the global batch."""
 
-    name = "ddp"
+    facts = facts_of("ddp")
 
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process, job: DdpJob) -> None:
         super().__init__(recipe, model, process)

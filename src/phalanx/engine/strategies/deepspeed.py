@@ -32,6 +32,7 @@ from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.engine.strategies.zero_shards import ZeroPartitions
 from phalanx.errors import Finding, UserError
+from phalanx.job.strategies import facts_of
 from phalanx.recipe.interface import Recipe
 
 
@@ -41,9 +42,7 @@ class Deepspeed(Together):
     ZeRO divides the sum of the gradients by the number of ranks; the loss is scaled up by it
     beforehand, as for DDP."""
 
-    name = "deepspeed"
-    is_lockstep = True  # gradients are reduced in backward, and at stage 3 weights gathered
-    is_sharded = True
+    facts = facts_of("deepspeed")
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, process: Process, settings: dict[str, Any]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.base import StepSums
 from phalanx.engine.strategies.together import Together
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.micro_batches import deal
 from phalanx.recipe.interface import Recipe
 
@@ -64,7 +65,7 @@ def nodes_of(first: int, last: int, num_slots: int) -> list[Node]:
 class Exact(Together):
     """Replicas whose gradients are added in the slot tree."""
 
-    name = "exact"
+    facts = facts_of("exact")
 
     def __init__(self, recipe: Recipe, model: nn.Module, process: Process) -> None:
         super().__init__(recipe, model, process)

@@ -35,6 +35,7 @@ from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.together import Together
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Fsdp as FsdpJob
+from phalanx.job.strategies import facts_of
 from phalanx.recipe.interface import Recipe
 
 
@@ -102,9 +103,7 @@ def _move_whole(model: nn.Module, device: torch.device) -> None:
 class Fsdp(Together):
     """Shards with summed gradients."""
 
-    name = "fsdp"
-    is_lockstep = True
-    is_sharded = True
+    facts = facts_of("fsdp")
 
     def __init__(
         self,

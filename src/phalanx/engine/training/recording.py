@@ -71,7 +71,7 @@ class Recorder:
             StartRecord(
                 rank=process.rank,
                 world=process.world,
-                strategy=strategy.name,
+                strategy=strategy.facts.name,
                 parameters=fingerprints(held),
                 buffers=self._read_buffers(),
                 outside=list(outside),

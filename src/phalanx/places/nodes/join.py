@@ -6,7 +6,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from phalanx.places.nodes.meeting import meet
 from phalanx.places.nodes.meeting_terms import Met, NodesAsked
 from phalanx.places.nodes.preflight import check_pairs
 from phalanx.recipe.loading import recipe_fingerprint
+from phalanx.run.source import package_version
 from phalanx.scripts.request import PreparedScript, hide_secrets
 
 _ALONE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -67,10 +67,5 @@ def with_network(prepared: PreparedScript, settings: list[Setting]) -> PreparedS
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    packages = {name: package_version(name) for name in _PACKAGES}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **packages}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from phalanx.places.remote.first_look import no_python
 from phalanx.places.remote.places import Place
 from phalanx.places.remote.ssh import Connection, LineDroppedError
 from phalanx.places.remote.transfer import no_room, no_rsync
+from phalanx.run.source import package_version
 
 _GIB = 1 << 30
 
@@ -134,7 +134,7 @@ def _judge(place: Place, facts: dict[str, Any], needs_bytes: int) -> Iterator[Fi
 def _versions(place: Place, packages: dict[str, str]) -> Iterator[Finding]:
     """Where the environment there is another than here: guide G3's `same environment?`"""
     for name in ("phalanx", "torch"):
-        here, there = _version(name), packages.get(name)
+        here, there = package_version(name), packages.get(name)
         if here is None or there is None or _plain(here) == _plain(there):
             continue
         yield Finding(
@@ -150,13 +150,6 @@ def _versions(place: Place, packages: dict[str, str]) -> Iterator[Finding]:
 
 def _plain(number: str) -> str:
     return number.partition("+")[0]  # 2.13.0+cpu and 2.13.0+cu130 are one version
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _ask_check(

@@ -19,6 +19,7 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.places.slurm.checks import ask_rows, ask_slurm
 from phalanx.places.slurm.job import COMMENT, LOGS
 from phalanx.run.directory import RunDirectory, write_atomic
+from phalanx.run.reading import read_end
 
 _TAIL_BYTES = 65536
 _ID = re.compile(r"\d+(_\d+)?", re.ASCII)
@@ -161,13 +162,8 @@ def _run_of(job: SlurmJob) -> RunDirectory:
 
 def _last_events(path: Path) -> list[dict[str, Any]]:
     """The newest events of a file that may be long."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().splitlines()
     found = []
-    for line in lines:
+    for line in read_end(path, _TAIL_BYTES).splitlines():
         with suppress(ValueError):  # the first may be cut, the last half written
             found.append(json.loads(line))
     return [record for record in found if isinstance(record, dict) and "t" in record]

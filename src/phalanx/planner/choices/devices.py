@@ -6,6 +6,7 @@ from collections import Counter
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Gpu, Machine
 from phalanx.planner.schema.placement import Placement
 from phalanx.planner.schema.plan import Decision, Plan
@@ -118,7 +119,7 @@ def choose_backend(
     job: Job, placement: Placement, machine: Machine, strategy: str = "ddp"
 ) -> Decision[str]:
     """How the ranks talk."""
-    if placement.ranks.value == 1 and strategy in ("single", "ddp"):
+    if placement.ranks.value == 1 and not facts_of(strategy).is_sharded:
         return Decision("none", "one rank talks to nobody")
     if job.devices.backend != "auto":
         return Decision(job.devices.backend, f"devices.backend = {job.devices.backend}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Gpu
 from phalanx.planner.memory.budget import room_for
 from phalanx.planner.memory.prediction import make_footprint, predict_parts
@@ -81,7 +82,7 @@ def choose_channels_last(
     convolutions = trace.convolutions
     known = f"{convolutions} 2-D convolutions in {precision}"
     against = None
-    if strategy in ("fsdp", "deepspeed"):
+    if not facts_of(strategy).takes_channels_last:
         against = _Against(
             f"{strategy} cuts weights along rows of the plain layout", "strategy=ddp"
         )
@@ -175,7 +176,7 @@ def _against_graph(
     device, strategy = plan.device.value, plan.strategy.value
     if device != "cuda":
         return _Against(f"{device} has no CUDA graphs", "cuda_graph=auto")
-    if plan.ranks.value > 1 or strategy != "single":
+    if plan.ranks.value > 1 or not facts_of(strategy).takes_cuda_graphs:
         return _Against(
             f"strategy {strategy} on {plan.ranks.value} ranks: graphs with exchange in them were "
             "not tried",

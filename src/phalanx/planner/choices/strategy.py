@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Machine
 from phalanx.planner.memory.budget import describe_room, room_for
 from phalanx.planner.memory.deepspeed import choose_zero_offload
@@ -166,10 +167,11 @@ def _choose_on_device(job: Job, ranks: int, needs: _Needs) -> Decision[str]:
 def _choose_shard_ranks(
     job: Job, strategy: str, ranks: int, node_ranks: int
 ) -> tuple[Decision[int], list[Finding]]:
-    if strategy == "deepspeed":
-        return Decision(ranks, f"ZeRO spreads over all {ranks} ranks"), []
-    if strategy != "fsdp":
+    facts = facts_of(strategy)
+    if not facts.is_sharded:
         return Decision(1, f"{strategy} holds the whole model on every rank"), []
+    if not facts.has_shard_groups:
+        return Decision(ranks, f"ZeRO spreads over all {ranks} ranks"), []
     asked = job.fsdp.shard_ranks
     if asked is None and node_ranks < ranks:
         text = f"the {node_ranks} ranks of a node share one copy: only gradients cross the network"
@@ -204,10 +206,11 @@ def _fsdp_on_mps(job: Job) -> Finding:
 def _choose_build(
     job: Job, strategy: str, ranks: int, machine: Machine, trace: Trace
 ) -> Decision[str]:
-    if strategy == "deepspeed":
-        return Decision("whole", "built by every rank in host memory, then handed to DeepSpeed")
-    if strategy != "fsdp":
+    facts = facts_of(strategy)
+    if not facts.is_sharded:
         return Decision("whole", f"{strategy} holds the whole model anyway")
+    if not facts.has_shard_groups:
+        return Decision("whole", "built by every rank in host memory, then handed to DeepSpeed")
     if job.fsdp.build != "auto":
         return Decision(job.fsdp.build, f"fsdp.build = {job.fsdp.build}")
     needed, there = trace.parameter_bytes * ranks, machine.memory.total_bytes

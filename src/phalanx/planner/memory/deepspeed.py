@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.plan import Decision, Plan
 
 _SPREAD = {
@@ -20,7 +21,7 @@ BUCKET = 500_000_000  # elements reduced at a time, DeepSpeed's default
 
 def choose_zero_stage(job: Job, strategy: str) -> Decision[int | None]:
     """How much ZeRO spreads."""
-    if strategy != "deepspeed":
+    if not facts_of(strategy).has_zero_stages:
         return Decision(None, "no DeepSpeed")
     stage = job.deepspeed.stage
     return Decision(stage, f"deepspeed.stage = {stage}: {_SPREAD[stage]}")

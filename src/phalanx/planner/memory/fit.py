@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Gpu
 from phalanx.machine.catalogue import CATALOGUE
 from phalanx.planner.memory.budget import PROCESS_SPREAD, describe_interval, process_bytes, room_for
@@ -215,7 +216,8 @@ def _attempts(
         yield attempt(*_all_of(changes[:count], way))
     kept = [(text, change) for text, change in changes if "offload" not in text]
     text, best = _all_of(kept, way)
-    can_spread = best.strategy in ("fsdp", "deepspeed", "single")
+    facts = facts_of(best.strategy)
+    can_spread = facts.is_sharded or facts.is_for_one_rank
     if can_spread:
         yield from _with_more_gpus(attempt, text, best, plan)
     larger = {card.memory_bytes: card for card in reversed(CATALOGUE) if card.kind == "cuda"}
@@ -245,7 +247,8 @@ def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Itera
     if not way.is_checkpointed and trace.checkpointed_bytes:
         yield "activation_checkpointing=on", lambda way: replace(way, is_checkpointed=True)
     ranks = plan.ranks.value
-    if way.strategy == "deepspeed":
+    facts = facts_of(way.strategy)
+    if facts.has_zero_stages:
         if way.job.deepspeed.stage < 3:
             yield "deepspeed.stage=3", lambda way: _with_deepspeed(way, stage=3)
         yield (
@@ -257,9 +260,9 @@ def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Itera
         return
     if plan.determinism.value == "exact":
         return
-    if way.strategy != "fsdp" and ranks > 1:
+    if not facts.is_sharded and ranks > 1:
         yield "strategy=fsdp", lambda way: replace(way, strategy="fsdp", shards=ranks)
-    if way.strategy != "fsdp" or way.offload is None:
+    if not facts.is_sharded or way.offload is None:
         yield "strategy=fsdp fsdp.offload=true", lambda way: _offloaded(way, ranks)
 
 
@@ -270,7 +273,7 @@ def _with_deepspeed(way: _Way, **changes: bool | int) -> _Way:
 
 
 def _offloaded(way: _Way, ranks: int) -> _Way:
-    shards = way.shards if way.strategy == "fsdp" else ranks
+    shards = way.shards if facts_of(way.strategy).is_sharded else ranks
     return replace(way, strategy="fsdp", shards=shards, offload=FSDP_OFFLOAD)
 
 
@@ -278,7 +281,7 @@ def _with_more_gpus(
     attempt: Callable[[str, _Way], _Attempt], text: str, way: _Way, plan: Plan, kind: str = "GPUs"
 ) -> Iterator[_Attempt]:
     """Twice as many until it fits; the last is given if none does."""
-    if way.strategy == "single":
+    if facts_of(way.strategy).is_for_one_rank:
         text, way = f"{text} strategy=fsdp".strip(), replace(way, strategy="fsdp")
     ranks = plan.ranks.value
     tried = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Gpu
 from phalanx.machine.gpu_checks import left_by_others
 from phalanx.planner.memory.budget import (
@@ -126,7 +127,7 @@ def smallest_micro_batch(trace: Trace) -> int:
 
 
 def _offloaded(strategy: str, offload: str) -> list[str]:
-    if strategy == "fsdp" and offload:
+    if offload and not facts_of(strategy).has_zero_stages:
         return ["weights", "gradients", "optimizer", "average"]
     return ["optimizer", "average"] * ("optimizer" in offload) + ["weights"] * (
         "weights" in offload
@@ -148,17 +149,17 @@ def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
         is_checkpointed = plan.activation_checkpointing.value
     busiest = deal(batch.num_slots, 0, ranks)[1]
     samples = min(batch.global_batch_size, busiest * batch.micro_batch_size)
-    is_exact = plan.determinism.value == "exact"
+    determinism = plan.determinism.value
+    facts = facts_of(plan.strategy.value, determinism)
     footprint = plan.footprint or _footprint_of_older(plan)
     return footprint.parts(
         micro_batch=batch.largest_slot,
         samples=samples,
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
-        gradient_copies=2 + busiest.bit_length() if is_exact else 1,
+        gradient_copies=2 + busiest.bit_length() if determinism == "exact" else 1,
         shards=plan.shard_ranks.value,
-        # DDP makes room for all gradients beforehand, and ZeRO at stage 3.
-        is_one_pass=busiest == 1 and plan.strategy.value in ("single", "fsdp") and not is_exact,
+        is_one_pass=busiest == 1 and not facts.has_gradient_buffers,
         # What is captured runs on a stream of its own (61 to 84 MiB more on an H200).
         streams=2 if plan.cuda_graph.value == "on" else 1,
     )

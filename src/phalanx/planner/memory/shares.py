@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.trace import Trace, Weight
 
 _FP32 = 4
@@ -60,7 +61,7 @@ class Layout:
             return weight.itemsize
         if self.precision == "fp64":
             return 8
-        if self.is_half and self.strategy == "deepspeed":
+        if self.is_half and facts_of(self.strategy).has_half_weights:
             return 2
         is_narrow = self.is_frozen_narrow and weight.may_be_narrow(self.precision)
         return 2 if is_narrow else weight.itemsize
@@ -82,7 +83,7 @@ def layout_of(job: Job, *, strategy: str, precision: str, shards: int) -> Layout
     return Layout(
         strategy=strategy,
         shards=shards,
-        stage=job.deepspeed.stage if strategy == "deepspeed" else 0,
+        stage=job.deepspeed.stage if facts_of(strategy).has_zero_stages else 0,
         precision=precision,
         moments=2 if is_adamw else int(bool(job.optimizer.momentum)),
         counts_steps=is_adamw,
@@ -124,10 +125,11 @@ def state_bytes(job: Job, trace: Trace, precision: str) -> int:
 def share_of(weights: Sequence[Weight], layout: Layout, rank: int) -> Share:
     """What a rank holds after the backward of a step."""
     place = rank % layout.shards
-    if layout.strategy == "fsdp":
-        return _sharded(weights, layout, place)
-    if layout.strategy != "deepspeed":
+    facts = facts_of(layout.strategy)
+    if not facts.is_sharded:
         return _whole(weights, layout)
+    if not facts.has_zero_stages:
+        return _sharded(weights, layout, place)
     cut = _cut_each if layout.stage == 3 else _cut_end_to_end
     return cut(weights, layout, place)
 
@@ -135,7 +137,7 @@ def share_of(weights: Sequence[Weight], layout: Layout, rank: int) -> Share:
 def largest_share(weights: Sequence[Weight], layout: Layout) -> Share:
     """What the rank holds that holds most: all begin to fill shards at the first rank, but where
     ZeRO keeps whole gradients of what is cut, any rank may have the largest parameters."""
-    if layout.strategy != "deepspeed" or layout.stage == 3:
+    if not facts_of(layout.strategy).has_zero_stages or layout.stage == 3:
         return share_of(weights, layout, 0)
     most = [0] * layout.shards
     for group in _groups(weights):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.planner.memory.deepspeed import BUCKET
 from phalanx.planner.schema.trace import Trace, Weight
 
@@ -22,7 +23,7 @@ def copies_less(job: Job, trace: Trace, weights: list[Weight], strategy: str) ->
     """Of a run in bf16 or fp16."""
     narrow = [w for w in weights if w.held]
     frozen = sum(w.elements * w.itemsize for w in narrow) // 2
-    if strategy in ("fsdp", "deepspeed"):  # weights are in 16 bits already
+    if facts_of(strategy).is_sharded:  # weights are in 16 bits already
         return Copies(*2 * (trace.parameter_bytes // 2 - frozen,))
     if job.frozen_precision != "full":
         return Copies()
@@ -57,12 +58,13 @@ def gathered_by(job: Job, trace: Trace, is_half: bool, strategy: str) -> Gathere
     DeepSpeed reduces gradients in a bucket, which it allocates at once."""
     block, outside = trace.largest_block_bytes, trace.outside_bytes
     narrow = 2 if is_half else 1
-    if strategy == "deepspeed":
+    facts = facts_of(strategy)
+    if not facts.is_sharded:
+        return Gathered()
+    if facts.has_zero_stages:
         bucket = min(trace.parameter_bytes, 4 * BUCKET) // narrow
         weights = (outside + 2 * block) // narrow if job.deepspeed.stage == 3 else 0
         return Gathered(weights + bucket)
-    if strategy != "fsdp":
-        return Gathered()
     weights = outside + 2 * block
     if not job.fsdp.reshard_after_forward:
         weights = trace.parameter_bytes + block

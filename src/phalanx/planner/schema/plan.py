@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
+from phalanx.job.strategies import facts_of
 from phalanx.planner.schema.footprint import Footprint
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.micro_batches import BatchPlan
@@ -204,7 +205,7 @@ class Plan:
     def is_detail_too_much(self) -> bool:
         """Whether TORCH_DISTRIBUTED_DEBUG=DETAIL would end the ranks: DDP takes the group that it
         wraps gloo in for gloo itself, and crashes (torch 2.13, Logger::set_env_variables)."""
-        return self.backend.value == "gloo" and self.strategy.value == "ddp"
+        return self.backend.value == "gloo" and facts_of(self.strategy.value).has_ddp_wrapper
 
     def decisions(self) -> dict[str, Decision[Any]]:
         """Every choice by name, in the order they are shown."""

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from phalanx.job.strategies import facts_of
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.memory.budget import room_for
 from phalanx.planner.memory.prediction import predict_parts, with_memory
@@ -67,7 +68,8 @@ def job_key(plan: Plan) -> str:
         # Only where it is on: what was measured before there was such a key counts.
         **(
             {"frozen_precision": "compute"}
-            if plan.frozen_precision.value == "compute" and plan.strategy.value != "deepspeed"
+            if plan.frozen_precision.value == "compute"
+            and not facts_of(plan.strategy.value).has_half_weights
             else {}
         ),
         **{

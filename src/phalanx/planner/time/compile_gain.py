@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from phalanx.errors import Finding, format_bytes, format_seconds
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Machine
 from phalanx.planner.memory.prediction import fits_for_sure
 from phalanx.planner.schema.footprint import COMPILED
@@ -97,7 +98,7 @@ def _against(
     machine: Machine, device: str, strategy: str, is_synced: bool
 ) -> tuple[str, str] | None:
     """(what speaks against compiling, what to change)."""
-    if strategy == "deepspeed":
+    if not facts_of(strategy).takes_compile:
         return "DeepSpeed's own hooks run inside the model", "strategy=fsdp, or compile=off"
     if is_synced:
         return (

@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.memory.deepspeed import BUCKET
@@ -261,18 +262,14 @@ class Forecaster:
     def _exchange(
         self, plan: Plan, ring: Ring, one: Compute, slots: int, gradient_bytes: int
     ) -> Exchange:
-        strategy = plan.strategy.value
-        if strategy in ("single", "ddp"):
+        if not facts_of(plan.strategy.value).is_sharded:
             bucket = round((self.job.ddp.bucket_mb or 25) * 2**20)  # torch's own are of 25 MiB
             return exchange_ddp(ring, gradient_bytes, bucket, one.backward_s)
         is_half = plan.precision.value in ("bf16", "fp16")
         weights = self.trace.parameter_bytes // (2 if is_half else 1)
         stage = plan.zero_stage.value or 3
-        if strategy == "deepspeed":
-            # DeepSpeed's gradients are in the precision of its weights, in buckets.
-            blocks = max(1, weights // BUCKET) if stage < 3 else self.trace.num_blocks + 1
-        else:
-            blocks = self.trace.num_blocks + 1
+        # DeepSpeed's gradients are in the precision of its weights, below stage 3 in buckets.
+        blocks = max(1, weights // BUCKET) if stage < 3 else self.trace.num_blocks + 1
         # A job may ask for more than there are: a Finding says so, beside what is predicted.
         groups = max(1, plan.ranks.value // plan.shard_ranks.value)
         inner = make_ring(
@@ -292,7 +289,7 @@ class Forecaster:
             passes=slots if stage >= 2 else 1,
             forward_s=slots * one.forward_s,
             backward_s=slots * one.backward_s,
-            is_kept=strategy == "deepspeed" and stage < 3,
+            is_kept=stage < 3,
             copies=copies,
         )
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import ceil
 
 from phalanx.job.schema import Job
+from phalanx.job.strategies import facts_of
 from phalanx.machine import Gpu
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.memory.prediction import make_footprint
@@ -60,7 +61,7 @@ def with_measured_activations(
             continue
         # Of one pass on one rank only the sum of activations and gradients is known: gradients come
         # while activations go.
-        is_sum = steps[0].strategy == "single" and steps[0].accumulation == 1
+        is_sum = facts_of(steps[0].strategy).is_for_one_rank and steps[0].accumulation == 1
         lines = _lines(
             {s.micro_batch: _activations(job, trace, plan, cards, s, is_sum) for s in steps}
         )
@@ -86,7 +87,7 @@ def _activations(
 ) -> int:
     """What was allocated beyond all that is known; with the gradients where `is_sum`."""
     assert step.allocated_bytes is not None
-    shards = step.ranks if step.strategy in ("fsdp", "deepspeed") else 1
+    shards = step.ranks if facts_of(step.strategy).is_sharded else 1
     offload = plan.offload.value if step.strategy == plan.strategy.value else None
     footprint = make_footprint(
         job, trace, plan.precision.value, step.strategy, cards, shards, offload

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
+from phalanx.run.reading import read_json
 from phalanx.run.sinks.pictures import read_picture
 
 SAMPLE_COLUMNS = ("given", "made", "wanted")
@@ -114,7 +114,7 @@ class TensorBoardSink:
 
     def _plan(self) -> list[Any]:
         """The plan as a table of choices and reasons, once for each revision."""
-        plan = _read_plan(self._run)
+        plan = read_json(self._run.plan_file) if self._run is not None else {}
         if plan.get("revision") == self._revision:
             return []
         self._revision = plan.get("revision")
@@ -149,14 +149,6 @@ class TensorBoardSink:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def _read_plan(run: RunDirectory | None) -> dict[str, Any]:
-    try:
-        found = json.loads(run.plan_file.read_text(encoding="utf-8")) if run is not None else {}
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class CsvSink:

@@ -12,10 +12,11 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.events import EventReader
 from phalanx.run.sinks.curves import CsvSink, Sink, TensorBoardSink
@@ -33,13 +34,6 @@ class SinkSettings:
     """Whether curves are sure to come: TensorBoard takes a second to import."""
     wandb: dict[str, Any] = field(default_factory=dict)
     """Arguments of `WandbSink`; empty: none."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> SinkSettings:
-        return cls(**json.loads(text))
 
 
 class Sinks:
@@ -113,7 +107,7 @@ def main(argv: list[str]) -> int:
     # Ctrl-C and a scheduler's signal reach every process of the group: the supervisor answers them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    sinks = Sinks(RunDirectory(Path(argv[0])), SinkSettings.from_json(argv[1]))
+    sinks = Sinks(RunDirectory(Path(argv[0])), from_json(SinkSettings, json.loads(argv[1])))
     turns = 0
     while not select.select([sys.stdin], [], [], _POLL_S)[0]:
         turns += 1

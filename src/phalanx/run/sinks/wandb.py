@@ -6,14 +6,12 @@ The key is wandb's own business: it reads WANDB_API_KEY or its own file; nothing
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
+from phalanx.run.reading import read_yaml
 from phalanx.run.sinks.curves import scalars
 
 
@@ -34,7 +32,7 @@ class WandbSink:
             resume=None if mode == "offline" else "allow",  # wandb: offline it cannot resume
             mode="offline" if mode == "offline" else "online",
             dir=str(run.path),
-            config=_job(run.job_file),
+            config=read_yaml(run.job_file),
             settings=settings,
         )
         for prefix in ("train", "test", "evaluated", "speed", "system", "media"):
@@ -67,11 +65,3 @@ def _identifier(run: RunDirectory) -> str:
     """The same for a run that continues; wandb takes letters, digits, `-` and `_`."""
     kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in run.name)
     return f"{kept[:48]}-{os.stat(run.path).st_ino:x}"  # noqa: PTH116
-
-
-def _job(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, TENSORS, EventAccumulator
 
+from phalanx.codec import from_json, to_json
 from phalanx.job.schema import Logging
 from phalanx.run.sinks.pictures import read_picture
 from phalanx.run.sinks.process import Sinks, SinkSettings
@@ -144,7 +145,7 @@ def test_the_job_says_what_is_fed():
     assert sinks_of(Logging()).wandb == {}
     asked = sinks_of(Logging(tensorboard=False, wandb="p", wandb_mode="offline"))
     assert asked.wandb == {"project": "p", "entity": None, "mode": "offline"}
-    assert SinkSettings.from_json(asked.to_json()) == asked
+    assert from_json(SinkSettings, to_json(asked)) == asked
 
 
 def test_wandb_offline_gets_the_curves_and_no_file_has_the_key(tmp_path, monkeypatch):
