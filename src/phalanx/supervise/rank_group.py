@@ -9,6 +9,7 @@ from signal import SIGKILL, SIGTERM, Signals
 
 from phalanx.prepare.launcher import Launcher, LauncherError
 from phalanx.run.channel import Message
+from phalanx.run.event_kinds import Usage
 from phalanx.run.heartbeat import Beat
 from phalanx.run.launching import (
     AskStacks,
@@ -26,7 +27,6 @@ from phalanx.run.launching import (
 )
 from phalanx.run.witness import Witness
 from phalanx.supervise.place import RankStart
-from phalanx.supervise.usage import UsageSample
 
 _END_S = 20.0
 _POLL_S = 0.1
@@ -103,7 +103,7 @@ class RankGroup:
     def tell_peers_over(self) -> None:
         self._send(PeersOver())
 
-    def take_usage(self) -> list[UsageSample]:
+    def take_usage(self) -> list[Usage]:
         return []
 
     def cause_key(self, death: RankDeath) -> tuple[bool, ...]:

@@ -42,8 +42,8 @@ def run_short(
     on_event: Callable[[Event], None] = lambda event: None,
     is_kept_up: bool = False,
 ) -> ShortRun:
-    """Run a plan to its end in `folder`. With `is_kept_up` ranks are restarted and may hang as the job
-    says; otherwise they are started once and may be silent for any time."""
+    """Run a plan to its end in `folder`. With `is_kept_up` ranks are restarted, and ended when they
+    hang, as the job says; otherwise they are started once and may be silent for any time."""
     job = prepared.job.model_copy(update={"output": str(folder), "name": name})
     findings: list[Finding] = []
 

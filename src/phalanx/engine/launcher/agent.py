@@ -116,6 +116,7 @@ class RankAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._share.nodes > 1 and self._share.node == 0:
+            assert worker_group.master_port is not None, "node 0 has opened the store"
             self._channel.send(StoreOpened(worker_group.master_port))
         for index, worker in enumerate(worker_group.workers):
             # A user's own setting wins over torch's for NCCL, and the agent's over all others.
