@@ -21,14 +21,12 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    kind: Any = type(value)
-    return _adapter(kind).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def from_json(kind: type[T], record: Json) -> T:
     """Return the object that a JSON value holds; raises ValueError if it holds another."""
-    any_kind: Any = kind
-    value: T = _adapter(any_kind).validate_python(record)
+    value: T = _adapter(kind).validate_python(record)
     return value
 
 

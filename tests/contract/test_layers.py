@@ -14,6 +14,7 @@ WITHOUT_TORCH = (
     "job",
     "job.importing",
     "machine",
+    "run.event_kinds",
     "run",
     "run.sinks",
     "recipe",

@@ -15,6 +15,7 @@ from phalanx.run import lock
 from phalanx.run.attempt import Attempt, RunTakenError, claim_attempt, read_attempt
 from phalanx.run.checkpoints import latest_good, list_checkpoints, new_checkpoint, publish
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import AttemptStarted, Outcome, StopAsked
 from phalanx.run.events import EventReader, EventWriter, read_events
 from phalanx.run.lock import hold_rank, is_held, lock_run, read_holder, read_ranks, this_process
 
@@ -116,18 +117,18 @@ def test_a_run_that_is_taken_while_a_checkpoint_is_written_gets_none(run):
 
 def test_a_writer_of_an_older_attempt_writes_nothing(run):
     old = EventWriter(run.events, "rank-0", attempt=claim_attempt(run.path, 0).number)
-    old.write("stop", reason="first")
+    old.write(StopAsked(reason="first"))
     new = EventWriter(run.events, "rank-0", attempt=claim_attempt(run.path, 1).number)
     with pytest.raises(RunTakenError) as caught:
-        old.write("stop", reason="lost")
+        old.write(StopAsked(reason="lost"))
     assert "attempt 1" in caught.value.findings[0].why
     old.close()
-    new.write("stop", reason="second")
+    new.write(StopAsked(reason="second"))
     found = read_events(run.events)
     assert [(e.data["reason"], e.attempt) for e in found] == [("first", 0), ("second", 1)]
     assert {event.run for event in found} == {read_attempt(run.path).run}
     other = EventWriter(run.events, "evaluate")  # has no part in any attempt
-    other.write("stop", reason="third")
+    other.write(StopAsked(reason="third"))
 
 
 def test_a_run_that_was_replaced_by_another_of_its_name_is_not_written_into(run):
@@ -138,7 +139,7 @@ def test_a_run_that_was_replaced_by_another_of_its_name_is_not_written_into(run)
     run.checkpoints.mkdir()
     claim_attempt(run.path, 0)
     with pytest.raises(RunTakenError):
-        events.write("stop", reason="lost")
+        events.write(StopAsked(reason="lost"))
     with pytest.raises(RunTakenError):
         save(run, 8, mine)
     assert steps(run) == []
@@ -148,14 +149,14 @@ def test_events_of_another_run_or_of_an_attempt_that_is_over_are_not_read(run):
     claimed = claim_attempt(run.path, 1)
     writer = EventWriter(run.events, "rank-0", attempt=1)
     reader = EventReader(run.events)
-    first = writer.write("stop", reason="good")
-    late = replace(first, attempt=0, data={"reason": "late"})
-    strange = replace(first, run="another", data={"reason": "strange"})
-    old = replace(first, attempt=0, run=None, data={"reason": "old"})
+    first = writer.write(StopAsked(reason="good"))
+    late = replace(first, attempt=0, body=StopAsked(reason="late"))
+    strange = replace(first, run="another", body=StopAsked(reason="strange"))
+    old = replace(first, attempt=0, run=None, body=StopAsked(reason="old"))
     with (run.events / "rank-0.jsonl").open("a") as file:
         file.writelines(event.to_line() for event in (late, strange, old))
-    writer.write("stop", reason="better")
-    assert [e.data["reason"] for e in reader.read()] == ["good", "old", "better"]
+    writer.write(StopAsked(reason="better"))
+    assert [e.body.reason for e in reader.read()] == ["good", "old", "better"]
     assert claimed.run == first.run
 
 
@@ -254,10 +255,10 @@ def test_a_command_that_is_stopping_is_waited_for(run):
         assert holder.stdout.readline() == "held\n"
         claim_attempt(run.path, 0)
         events = EventWriter(run.events, "supervisor", attempt=0)
-        events.write("attempt", ranks=1)
+        events.write(AttemptStarted(ranks=1))
         with pytest.raises(UserError), lock_run(run):
             pass
-        events.write("stop", reason="asked")
+        events.write(StopAsked(reason="asked"))
         told = []
 
         def tell(finding):
@@ -274,9 +275,11 @@ def test_a_command_that_is_stopping_is_waited_for(run):
 def test_ranks_that_may_be_left_on_another_host_are_named(run, end):
     claim_attempt(run.path, 0, ["far", this_process().host])
     events = EventWriter(run.events, "supervisor", attempt=0)
-    events.write("attempt", ranks=2)
+    events.write(AttemptStarted(ranks=2))
     if end is not None:
-        events.write(end, status="finished")
+        events.write(
+            Outcome(status="finished", step=1, reason="finished", findings=[], exit_code=0)
+        )
     told = []
     with lock_run(run, tell=told.append):
         pass

@@ -29,7 +29,8 @@ from torch import Tensor
 from phalanx.engine.data.micro_batches import MicroBatch, StepInput, map_tensors
 from phalanx.engine.fast.fixed_addresses import Numbers, copy_batch, sign_of
 from phalanx.engine.model.buffers import untouched
-from phalanx.engine.training.step import StepResult, TrainStep
+from phalanx.engine.training.loss_weights import reciprocal
+from phalanx.engine.training.step import RunPass, StepResult, TrainStep
 from phalanx.errors import Finding
 
 _KINDS = 4  # regular, the last one of an epoch, and two to spare
@@ -94,26 +95,17 @@ class GraphedStep:
                 self._drop(error)
                 return self._run_as_it_is(step, lr)
             self._kinds[signs] = kind
-        for passes, micro_batch in zip(kind.passes, step.micro_batches, strict=True):
-            copy_batch(micro_batch, passes.place)
-            self._step.seed(step.share.step, micro_batch.slot)
-            passes.graph.replay()
+        self._step.run_passes(step, kind.result, _replaying(kind.passes))
         kind.update.replay()
         self._strategy.updated()
         kind.result.lr, kind.result.weights = lr, step.weights
         return kind.result
 
     def _run_as_it_is(self, step: StepInput, lr: float) -> StepResult:
-        result = StepResult(lr, {}, step.weights, None, None)
-        self._step.run_passes(step, result)
-        self._update(step, result)
+        with self._strategy.followers_apart():
+            result = self._step.run_at(step, lr)
         self._strategy.updated()
         return result
-
-    def _update(self, step: StepInput, result: StepResult) -> None:
-        self._step.run_collective(step, result)
-        with self._strategy.followers_apart():
-            self._step.run_update(result)
 
     # -- capturing
 
@@ -124,26 +116,31 @@ class GraphedStep:
             )
         before = self._compare(step)
         torch.cuda.empty_cache()  # what ran as it is holds memory that the graphs' pool cannot use
-        result = StepResult(0.0, {}, step.weights, None, None, is_fixed=True)
-        known: dict[Any, _Passes] = {}
-        passes = []
+        result = StepResult(step.weights, is_fixed=True)
         with untouched(self._strategy.model):
-            for index, (sign, micro_batch) in enumerate(
-                zip(signs, step.micro_batches, strict=True)
-            ):
-                key = (index > 0, sign)
-                if key not in known:
-                    place = self._place(sign, micro_batch)
-                    graph = self._record(functools.partial(self._step.run_pass, place, result))
-                    known[key] = _Passes(graph, place)
-                passes.append(known[key])
-                copy_batch(micro_batch, known[key].place)
-                self._step.seed(step.share.step, micro_batch.slot)
-                known[key].graph.replay()
+            passes = self._record_passes(step, signs, result)
+            self._step.run_passes(step, result, _replaying(passes))
             now = self._norms()
         _check_same(before, now)
-        update = self._record(lambda: self._update(step, result))
-        return _Kind(passes, update, result)
+        return _Kind(passes, self._record(lambda: self._update(step, result)), result)
+
+    def _record_passes(
+        self, step: StepInput, signs: tuple[Any, ...], result: StepResult
+    ) -> list[_Passes]:
+        """Capture the passes of a step: one graph for each size, and one for the first pass."""
+        known: dict[Any, _Passes] = {}
+        keys = [(index > 0, sign) for index, sign in enumerate(signs)]
+        for key, micro_batch in zip(keys, step.micro_batches, strict=True):
+            if key not in known:
+                place = self._place(key[1], micro_batch)
+                graph = self._record(functools.partial(self._step.run_pass, place, result))
+                known[key] = _Passes(graph, place)
+        return [known[key] for key in keys]
+
+    def _update(self, step: StepInput, result: StepResult) -> None:
+        self._step.run_collective(step, result)
+        with self._strategy.followers_apart():
+            self._step.run_update(result)
 
     def _compare(self, step: StepInput) -> Tensor:
         """Norms of the gradients, as the passes give them without a graph. Also the first time that
@@ -156,11 +153,8 @@ class GraphedStep:
         return norms
 
     def _norms_of(self, step: StepInput) -> Tensor:
-        result = StepResult(0.0, {}, step.weights, None, None)
         with untouched(self._strategy.model):
-            for micro_batch in step.micro_batches:
-                self._step.seed(step.share.step, micro_batch.slot)
-                self._step.run_pass(micro_batch, result)
+            self._step.run_passes(step, StepResult(step.weights))
         norms = self._norms()
         self._strategy.optimizer.zero_grad(set_to_none=True)
         return norms
@@ -231,11 +225,22 @@ class GraphedStep:
                 group["lr"] = tensor[len(names) + index]
                 if "capturable" in group:
                     group["capturable"] = True
-        weights = (step.weights or {}).values()
-        reciprocals = [1 / weight if weight else 0.0 for weight in weights]
+        reciprocals = [reciprocal(weight) for weight in (step.weights or {}).values()]
         rates = [schedule.group_lr(group, step.share.step, lr) for group in groups]
         self._numbers.put([*reciprocals, *rates])
         return lr
+
+
+def _replaying(passes: list[_Passes]) -> RunPass:
+    """What runs the passes of a step in place of `TrainStep.run_pass`: copy in, and replay."""
+    remaining = iter(passes)
+
+    def replay(micro_batch: MicroBatch, result: StepResult) -> None:
+        following = next(remaining)
+        copy_batch(micro_batch, following.place)
+        following.graph.replay()
+
+    return replay
 
 
 @contextmanager

@@ -26,8 +26,9 @@ from phalanx.engine.process.heartbeat import HEART
 from phalanx.engine.process.telemetry import SpeedMeter, memory_bytes, memory_trouble
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.training.evaluation import Evaluation, Evaluator
+from phalanx.engine.training.loss_weights import divide, weight_of
 from phalanx.engine.training.skipped_step_findings import describe_skip, too_many_skips
-from phalanx.engine.training.step import StepResult, TrainStep, divide, weight_of
+from phalanx.engine.training.step import StepResult, TrainStep
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan

@@ -9,26 +9,28 @@ collective  gradients, buffers and a late weight become those of all ranks
 update      unscale -> clip -> optimizer step
 
 `TrainStep.run` executes the parts eagerly. `engine/fast/cuda_graph.py` captures the passes and the
-update as CUDA graphs; the collective runs in the update's graph or between the graphs.
+update as CUDA graphs; the collective runs in the update's graph or between the graphs. A strategy
+that reduces gradients in backward lets go of them in between: passes inside `hold_gradients`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phalanx.engine.data.micro_batches import ANY_TERM, MicroBatch, StepInput
+from phalanx.engine.data.micro_batches import MicroBatch, StepInput
 from phalanx.engine.data.order import dropout_seed
 from phalanx.engine.process.group import device_seeder
 from phalanx.engine.process.heartbeat import HEART
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.strategies.optimizers import Schedule
 from phalanx.engine.strategies.skipped_steps import poisoned
-from phalanx.errors import Finding, UserError
+from phalanx.engine.training.loss_weights import divide, shared_weight, weight_of
+from phalanx.errors import Finding
 from phalanx.planner.schema.micro_batches import deal
 from phalanx.recipe.interface import Batch, Term
 from phalanx.run.heartbeat import Part
@@ -36,20 +38,21 @@ from phalanx.run.heartbeat import Part
 if TYPE_CHECKING:
     from phalanx.engine.training.recording import Recorder
 
-Weight = TypeVar("Weight", float, torch.Tensor)
+RunPass = Callable[[MicroBatch, "StepResult"], None]
+"""Runs forward and backward of a micro-batch, and adds its sums to the result."""
 
 
 @dataclass(slots=True)
 class StepResult:
     """What a step left behind, still on the device: reading it synchronises."""
 
-    lr: float
-    sums: dict[str, torch.Tensor]
-    """Sum of each term over this rank's slots."""
     weights: dict[str, float] | None
     """Weight of each term over the global batch, or None when only `late_weight` knows."""
-    late_weight: torch.Tensor | None
-    grad_norm: torch.Tensor | None
+    lr: float = 0.0
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Sum of each term over this rank's slots."""
+    late_weight: torch.Tensor | None = None
+    grad_norm: torch.Tensor | None = None
     terms: list[str] = field(default_factory=list)
     """Names of the terms, once a strategy has taken the sums out."""
     is_reduced: bool = False
@@ -124,33 +127,42 @@ class TrainStep:
     def run(self, step: StepInput) -> StepResult:
         """Do one step; gradients are cleared afterwards."""
         lr = self.schedule.apply(self.strategy.optimizer, step.share.step)
-        result = StepResult(lr, {}, step.weights, None, None)
-        self.run_passes(step, result)
-        self.run_collective(step, result)
-        self.run_update(result)
+        result = self.run_at(step, lr)
         if self.recorder is not None:
             self.recorder.step(step.share.step, lr, step.weights)
         return result
 
+    def run_at(self, step: StepInput, lr: float) -> StepResult:
+        """Run the parts of a step one after the other, at rates that the optimizer has already."""
+        result = StepResult(step.weights, lr)
+        self.run_passes(step, result)
+        self.run_collective(step, result)
+        self.run_update(result)
+        return result
+
     # -- the parts of a step
 
-    def run_passes(self, step: StepInput, result: StepResult) -> None:
-        """Run forward and backward of each micro-batch."""
+    def run_passes(
+        self, step: StepInput, result: StepResult, run_pass: RunPass | None = None
+    ) -> None:
+        """Run forward and backward of each micro-batch: those of `run_pass`, which may replay what
+        was captured."""
+        run_pass = run_pass or self.run_pass
         self.strategy.before_step(step.share.num_slots)
         rounds = self._rounds(step)
         for index in range(rounds):
             with nullcontext() if index == rounds - 1 else self.strategy.hold_gradients():
                 if index < len(step.micro_batches):
                     micro_batch = step.micro_batches[index]
-                    self.seed(step.share.step, micro_batch.slot)
-                    self.run_pass(micro_batch, result)
+                    self._seed_pass(step.share.step, micro_batch.slot)
+                    run_pass(micro_batch, result)
                     self.strategy.after_slot(micro_batch.slot, result)
                 else:
                     self._idle(step.share.step)
         if not rounds:
             self.strategy.contribute_nothing()
 
-    def seed(self, step: int, slot: int) -> None:
+    def _seed_pass(self, step: int, slot: int) -> None:
         """Seed the randomness of a micro-batch's pass."""
         seed = dropout_seed(self._seed, step, slot)
         torch.default_generator.manual_seed(seed)
@@ -186,8 +198,8 @@ class TrainStep:
 
     def discard(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
         """A forward and backward that no update follows; returns the sums of the terms."""
-        result = StepResult(0.0, {}, micro_batch.weights, None, None)
-        self.seed(0, micro_batch.slot)
+        result = StepResult(micro_batch.weights)
+        self._seed_pass(0, micro_batch.slot)
         self.run_pass(micro_batch, result)
         return result.sums
 
@@ -202,9 +214,9 @@ class TrainStep:
     def _idle(self, step: int) -> None:
         """Keep in step with ranks that still have a micro-batch, without changing anything."""
         assert self._filler is not None
-        nowhere = StepResult(0.0, {}, self._filler.weights, None, None)
+        nowhere = StepResult(self._filler.weights)
         with self.strategy.idling():
-            self.seed(step, self._filler.slot)
+            self._seed_pass(step, self._filler.slot)
             self.run_pass(self._filler, nowhere)
 
     def _loss(self, micro_batch: MicroBatch, batch: Batch) -> Mapping[str, Term]:
@@ -278,44 +290,3 @@ class TrainStep:
             result.late_weight = total = total.clamp(min=self._least_weight)
         # Nothing to learn from where there is no weight: gradients are 0.
         return torch.where(total == 0, 1.0, total) / self._gain
-
-
-def divide(total: Any, weight: float) -> Any:
-    """A sum by its weight; a term without any weight in the global batch is nothing, not 0/0."""
-    return total / weight if weight else total * 0.0
-
-
-def weight_of(weights: Mapping[str, Weight], term: str) -> Weight:
-    """The global weight of a term: its own, or the one that stands for every term."""
-    for name in (term, ANY_TERM):
-        if name in weights:
-            return weights[name]
-    raise UserError(
-        Finding(
-            slug="term-weight",
-            what=f"the loss has a term `{term}` that the recipe's weight() does not name",
-            why=f"weight() names: {', '.join(weights)}",
-            fix=f'return {{..., "{term}": weight}} from weight(batch)',
-        )
-    )
-
-
-def shared_weight(terms: Mapping[str, Term]) -> float | torch.Tensor:
-    """The one weight of terms whose weights are not known beforehand."""
-    first, *others = (term.weight for term in terms.values())
-    is_shared = isinstance(first, torch.Tensor) and all(weight is first for weight in others)
-    if others and not is_shared:
-        raise UserError(late_weight_finding(list(terms)))
-    return first
-
-
-def late_weight_finding(names: list[str]) -> Finding:
-    """Several terms with several weights that are not known beforehand."""
-    return Finding(
-        slug="late-weights",
-        what=f"the loss has {len(names)} terms whose weights depend on the predictions",
-        why=f"weight() returned None and loss() returned {', '.join(names)}: after the reduction "
-        "only one common divisor can be applied",
-        fix="return one term, give all of them the same tensor as weight, or return the weights "
-        "from weight(batch)",
-    )

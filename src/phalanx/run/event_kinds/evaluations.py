@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -14,7 +13,7 @@ class Evaluate:
     """optimizer steps done"""
     epoch: float | None
     """passes over the data done"""
-    metrics: Mapping[str, float | None]
+    metrics: dict[str, float]
     """figures over the whole test split"""
     samples: int | None = None
     """samples evaluated over all ranks"""
@@ -53,7 +52,7 @@ class Evaluated:
     """optimizer steps behind the weights that `phalanx evaluate` looked at, or null"""
     weights: str
     """`raw` or `average`"""
-    metrics: Mapping[str, float | None]
+    metrics: dict[str, float]
     """figures over the whole test split, or over all tasks of a benchmark"""
     samples: int | None
     """samples evaluated over all ranks; null for a benchmark"""

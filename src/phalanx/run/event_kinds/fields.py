@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, field, fields
 from functools import cache
 from typing import Any
@@ -14,17 +15,19 @@ def since(default: Any) -> Any:
     return field(default=default, metadata={_IS_WRITTEN: True})
 
 
-@cache
-def field_names(kind: type[Any]) -> frozenset[str]:
-    """Return the names of the fields of a kind."""
+def _names(kind: type[Any]) -> frozenset[str]:
     return frozenset(one.name for one in fields(kind))
 
 
-@cache
-def omitted(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the fields that a line leaves out where they have their default."""
+def _omitted(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (one.name, one.default)
         for one in fields(kind)
         if one.default is not MISSING and not one.metadata.get(_IS_WRITTEN)
     )
+
+
+field_names: Callable[[Any], frozenset[str]] = cache(_names)
+"""Names of the fields of a kind."""
+omitted: Callable[[Any], tuple[tuple[str, Any], ...]] = cache(_omitted)
+"""Fields that a line leaves out where they have their default."""

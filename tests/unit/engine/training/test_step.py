@@ -10,7 +10,8 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.optimizers import Schedule
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
-from phalanx.engine.training.step import StepResult, TrainStep, weight_of
+from phalanx.engine.training.loss_weights import weight_of
+from phalanx.engine.training.step import StepResult, TrainStep
 from phalanx.errors import UserError
 from phalanx.job.schema import Schedule as ScheduleJob
 from phalanx.planner.schema.micro_batches import StepShare
@@ -176,8 +177,8 @@ def test_a_discarded_pass_names_the_terms():
 
 
 def test_sums_for_a_graph_stay_where_they_are_and_are_not_the_recipes():
-    plain = StepResult(0.0, {}, None, None, None)
-    fixed = StepResult(0.0, {}, None, None, None, is_fixed=True)
+    plain = StepResult(None)
+    fixed = StepResult(None, is_fixed=True)
     parts = [torch.tensor(0.1), torch.tensor(0.7), torch.tensor(0.3)]
     kept = [part.clone() for part in parts]
     places = set()
