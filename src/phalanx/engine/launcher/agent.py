@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -116,8 +116,8 @@ class RankAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._share.nodes > 1 and self._share.node == 0:
-            assert worker_group.master_port is not None, "node 0 has opened the store"
-            self._channel.send(StoreOpened(worker_group.master_port))
+            # Annotated as None in torch; set by the rendezvous.
+            self._channel.send(StoreOpened(cast(int, worker_group.master_port)))
         for index, worker in enumerate(worker_group.workers):
             # A user's own setting wins over torch's for NCCL, and the agent's over all others.
             environment = {
