@@ -52,6 +52,7 @@ def plan(
     Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
     phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
+    from phalanx.codec import to_json
     from phalanx.output.plan import show_plan
     from phalanx.output.sweep import show_sweep
     from phalanx.output.why import show_why
@@ -76,11 +77,11 @@ def plan(
         console.say_json(
             {
                 "plan": prepared.plan.to_json(),
-                "findings": [finding.to_json() for finding in findings],
+                "findings": to_json(findings),
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
                 "cost": cost_of(prepared.plan, price),
                 "is_elsewhere": prepared.is_elsewhere,
-                "machine": prepared.machine.to_json(),
+                "machine": to_json(prepared.machine),
             }
         )
         return 0

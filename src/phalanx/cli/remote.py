@@ -14,7 +14,7 @@ from phalanx.errors import ExitCode, UserError, errors_of, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.places.remote.runs import RemoteRun
+    from phalanx.places.remote.answers import RemoteRun
     from phalanx.places.remote.ssh import Connection
 
 NAME = typer.Argument(metavar="NAME", help="The remote, as `remote add` named it.")
@@ -187,8 +187,8 @@ def train(
     from phalanx.output.remote_view import follow, say_following
     from phalanx.places.remote.places import find_place
     from phalanx.places.remote.request import make_request, resume_request
-    from phalanx.places.remote.runs import find_remote_run, start_run
-    from phalanx.places.remote.sending import send_project
+    from phalanx.places.remote.runs import find_remote_run
+    from phalanx.places.remote.sending import send_project, start_run
     from phalanx.places.remote.ssh import Connection
     from phalanx.places.remote.variables import variable_findings, variables_for, word_findings
 
@@ -217,16 +217,7 @@ def train(
                 update=update,
             )
             variables = variables_for(os.environ, env or [])
-            start_run(
-                connection,
-                sent.path,
-                name=request.name,
-                project=request.project,
-                run=request.run,
-                argv=request.argv(sent.python),
-                env={**variables, "PYTHONUNBUFFERED": "1"},
-                is_resumed=request.is_resumed,
-            )
+            start_run(connection, sent, request, {**variables, "PYTHONUNBUFFERED": "1"})
         console.show_findings([*findings, *sent.findings])
         if variables:
             console.say(f"sent along: {', '.join(variables)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -162,7 +162,7 @@ class Scene:
                 said = f"rank {rank} ended with exit code {data['exit_code']}"
                 kills = data.get("oom_kills")
                 counted = "" if kills is None else f"; {kills} kills for want of memory"
-                return [line._replace(text=said + counted)]
+                return [replace(line, text=said + counted)]
         return []
 
     def _end(
@@ -191,7 +191,7 @@ class Scene:
     def _said_in_events(self, said: Event, rank: int) -> Iterable[LogLine]:
         """The outcome as a line: the log itself may be what could not be written."""
         tail = read_tail(self.run.events / f"rank-{rank}.jsonl", self.run.path)
-        number = next((x.number for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
+        number = next((x.line for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
         name = f"events/rank-{rank}.jsonl"
         for record in said.data.get("findings") or ():
             for text in str(record.get("what", "")).split("\n"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.machine.calibration import Calibration, MeasuredStep
@@ -59,7 +60,7 @@ class Bench:
             "precision": plan.precision.value,
             "measured": [
                 {
-                    **measured.to_json(),
+                    **to_json(measured),
                     "samples_per_s": throughput(measured.step) if measured.step else None,
                 }
                 for measured in self.measured
@@ -78,10 +79,10 @@ class Bench:
             "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
         }
         return {
-            "calibration": self.calibration.to_json(),
+            "calibration": to_json(self.calibration),
             "job": job if self.recipe is not None else None,
             "stored": str(self.stored),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 
@@ -210,9 +211,9 @@ class _Listener:
         if event.kind == "measuring":
             self._say(f"measuring: {data['what']}")
         elif event.kind == "device":
-            self.calibration = Calibration.from_json(data["calibration"])
+            self.calibration = from_json(Calibration, data["calibration"])
         elif event.kind == "measured":
-            self.measured.append(Measured.from_json(data))
+            self.measured.append(from_json(Measured, data))
         elif event.kind == "outcome" and data.get("memory") is not None:
             self._is_short_of_memory = True
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.engine.data.fetch_time import fetch_seconds
 from phalanx.engine.process.device_memory import clear_device
 from phalanx.engine.process.group import Process, StopRequest, join
@@ -123,11 +124,11 @@ def run_bench(
     def say(what: str) -> None:
         write("measuring", what=what)
 
-    write("device", calibration=measure_device(process, say).to_json())
+    write("device", calibration=to_json(measure_device(process, say)))
     asked = plan.measured_micro_batches or []
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
-        write("measured", **measured.to_json())
+        write("measured", **to_json(measured))
         # A signal reaches the ranks one after the other: they stop where the first one says.
         is_stopped = bool(process.agree(int(stop.is_set)))
         if is_stopped:
