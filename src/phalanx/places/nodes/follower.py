@@ -62,6 +62,7 @@ class NodeFollower:
         """How long node 0 wants to be waited for, as it said last."""
         self._ranks: LocalRanks | None = None
         self._usage: RankUsage | None = None
+        self._is_start_told = False
         self._asked: list[signal.Signals] = []
         self._num_told = 0
 
@@ -116,7 +117,7 @@ class NodeFollower:
             return
         self._wait_s = order.order.wait_s
         self._say_start(order.share)
-        self._ranks, self._usage = ranks, usage
+        self._ranks, self._usage, self._is_start_told = ranks, usage, False
         ranks.start()
 
     def _is_back(self) -> bool:
@@ -149,10 +150,11 @@ class NodeFollower:
     def _watch(self, ranks: LocalRanks) -> None:
         """Wait for news of the ranks, and pass them on."""
         assert self._usage is not None
-        starts, beats, witnesses = ranks.starts, ranks.beats, ranks.witnesses
+        beats, witnesses = ranks.beats, ranks.witnesses
         ranks.wait(POLL_S)
         link, attempt = self._link, self._attempt
-        if ranks.starts is not None and starts is None:
+        if ranks.starts is not None and not self._is_start_told:
+            self._is_start_told = True
             link.send(ShareStarted(attempt, ranks.starts))
         if ranks.beats is not beats:
             link.send(ShareBeats(attempt, [*ranks.beats.values()]))
