@@ -10,8 +10,7 @@ from phalanx.diagnose.causes.row import GRADES
 from phalanx.diagnose.death import UNKNOWN, find_death
 from phalanx.diagnose.matching import all_causes
 from phalanx.diagnose.scene import Scene
-from phalanx.job.keys import ALIASES
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import ALIASES, job_keys
 from tests.unit.diagnose.failure_texts import TEXTS, UNKNOWN_LOGS
 from tests.unit.diagnose.run_folders import died, traceback
 
