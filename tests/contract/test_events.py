@@ -15,6 +15,7 @@ from tests.fixtures.recorded import recorded
 
 FOR_PEOPLE: set[str] = set()
 """Kinds that are in the files for people to look at, and that no reader needs."""
+TYPES = {kind.__name__: name for name, kind in KINDS.items()}
 SHOWN = ("watch", "diagnose", "run")
 """Folders of the readers whose tests take recorded events."""
 _EVENT = re.compile(r"(event|e)\.kind|record\['kind'\]")
@@ -40,9 +41,12 @@ def name_of(call: ast.Call) -> str:
 
 
 def written() -> set[str]:
-    """Kinds in calls of a writer, and in the pairs (kind, fields) of a rank's loop."""
+    """Kinds that are made, named in calls of a writer, and in the pairs (kind, fields) of a rank's
+    loop."""
     found: set[str] = set()
     for _, node in nodes():
+        if isinstance(node, ast.Call) and name_of(node) in TYPES:
+            found.add(TYPES[name_of(node)])
         if isinstance(node, ast.Call) and name_of(node) in ("write", "_tell"):
             found |= {a.value for a in node.args if isinstance(a, ast.Constant)} & set(KINDS)
         elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
@@ -53,12 +57,14 @@ def written() -> set[str]:
 
 
 def read() -> dict[str, set[Path]]:
-    """Kinds that readers wait for: compared, asked for, or by the name of a method."""
+    """Kinds that readers wait for: compared, matched, asked for, or by the name of a method."""
     found: dict[str, set[Path]] = {}
     for path, node in nodes():
         kinds: set[str] = set()
         if isinstance(node, ast.Compare) and _EVENT.fullmatch(ast.unparse(node.left)):
             kinds = {kind for one in node.comparators for kind in texts(one)}
+        elif isinstance(node, ast.MatchClass):
+            kinds = {TYPES[name] for name in [ast.unparse(node.cls)] if name in TYPES}
         elif isinstance(node, ast.Call) and name_of(node) == "of_kind":
             kinds = {text for one in node.args for text in texts(one)}
         elif isinstance(node, ast.ClassDef) and "take" in methods(node):

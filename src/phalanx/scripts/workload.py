@@ -74,7 +74,7 @@ class ScriptWorkload:
                 address=place.address,
                 port=port.getsockname()[1],
             )
-            ranks = place.spread(ScriptRanks(prepared, share, self._take_line), share, Order())
+            ranks = place.spread(ScriptRanks(prepared, share, self._hear_line), share, Order())
             try:
                 yield ranks
             finally:
@@ -103,8 +103,9 @@ class ScriptWorkload:
     def stop(self, asked: list[Signals]) -> tuple[Signals, str]:
         first = SIGTERM if asked[0] == SIGUSR1 else asked[0]
         number = first if len(asked) == 1 else SIGKILL
-        once_more = "; once more (Ctrl-C) ends them at once" if len(asked) == 1 else ""
-        return number, f"{number.name} is passed on to the ranks{once_more}"
+        once_more = "; once more (Ctrl-C) ends them at once"
+        said = f"{number.name} is passed on to the ranks"
+        return number, said + (once_more if len(asked) == 1 else "")
 
     def interrupted(self) -> Outcome:
         return stopped("interrupted by a second signal", ExitCode.INTERRUPTED, self._step)
@@ -143,7 +144,7 @@ class ScriptWorkload:
         self._restarts += 1
         return Again([*outcome.findings, self._restarted(outcome)])
 
-    def _take_line(self, rank: int, text: str, is_update: bool) -> None:
+    def _hear_line(self, rank: int, text: str, is_update: bool) -> None:
         self._on_line(rank, text, is_update)
         self._read.take(rank, text)
 

@@ -63,4 +63,5 @@ def _read_plan(run: RunDirectory, digest: str | None, link: NodeLink) -> Plan:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         time.sleep(POLL_S)
-    raise NotHereError(f"`{run.plan_file}` is not there, or another one than on node 0")
+    error = f"`{run.plan_file}` is not there, or another one than on node 0"
+    raise NotHereError(error)
