@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.diagnose.attempt_end import Death
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.logs import LogLine, read_tail
 from phalanx.diagnose.scene import Scene
@@ -14,20 +14,7 @@ from phalanx.errors import format_seconds
 _SHOWN_LINES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hang:
-    """Who the others waited for, and where it was."""
-
-    rank: int | None
-    time_s: float
-    phase: str | None
-    step: int | None
-    words: str
-    fix: str
-    evidence: list[LogLine] = field(default_factory=list)
-
-
-def find_hang(scene: Scene, attempt: int) -> Hang | None:
+def find_hang(scene: Scene, attempt: int) -> Death | None:
     """The `hang` event of an attempt with the lines of its stacks; None without one."""
     found = scene.of_kind("hang", attempt)
     if not found:
@@ -41,8 +28,11 @@ def find_hang(scene: Scene, attempt: int) -> Hang | None:
     words = "; ".join([f"{who}{waited}", *(text for text in said if text)])
     stacks = _stacks_file(scene, data, attempt)
     facts = facts_of_run(scene)
-    return Hang(
-        rank=rank,
+    return Death(
+        cause="rank-hung",
+        grade="finding",
+        rank=rank or 0,
+        attempt=attempt,
         time_s=event.time_s,
         phase=data.get("phase"),
         step=data.get("step"),

@@ -27,6 +27,7 @@ from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.run.channel import Message
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import read_events
+from phalanx.run.holder import this_process
 from phalanx.run.launching import (
     JoinedRun,
     RankDeath,
@@ -36,7 +37,7 @@ from phalanx.run.launching import (
     Share,
     StartRanks,
 )
-from phalanx.run.lock import read_holder, this_process
+from phalanx.run.lock import read_holder
 from phalanx.supervise.signals import hearing_stops
 
 if TYPE_CHECKING:  # a command that is not under torchrun waits for none of these

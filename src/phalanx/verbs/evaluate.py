@@ -84,10 +84,7 @@ class Evaluated:
     findings: list[Finding] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        record = asdict(self)
-        record |= {name: record[name] and str(record[name]) for name in ("file", "run")}
-        record["media"] = [str(path) for path in self.media]
-        record["findings"] = to_json(self.findings)
+        record: dict[str, Any] = to_json(self)
         return record
 
 

@@ -16,6 +16,7 @@ from phalanx.job import Override
 from phalanx.prepare.engine_child import require_answer
 from phalanx.prepare.trained_model import Trained, Weights, Which, find_trained
 from phalanx.recipe.loading import recipe_file
+from phalanx.recipe.questions import ExportAnswer, ExportQuestion
 from phalanx.run.weights_file import SCHEMA_VERSION
 from phalanx.verbs.evaluate import evaluate_trained
 
@@ -71,17 +72,8 @@ class Export:
         return not errors_of(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "form": self.form,
-            "source": str(self.source),
-            "checkpoint": str(self.checkpoint) if self.checkpoint is not None else None,
-            "weights": self.weights,
-            "files": self.files,
-            "compared": self.compared,
-            "metrics": self.metrics,
-            "findings": to_json(self.findings),
-        }
+        unsaid = ("recipe", "title", "source_bytes")
+        return {name: value for name, value in to_json(self).items() if name not in unsaid}
 
 
 def export_trained(
@@ -126,10 +118,15 @@ def export_trained(
             if path.is_file()
         },
         source_bytes=trained.file.stat().st_size,
-        compared={k: v for k, v in report.items() if k != "findings"} if report["samples"] else {},
+        compared=_compared(report),
         metrics=metrics,
         findings=findings,
     )
+
+
+def _compared(report: ExportAnswer) -> dict[str, Any]:
+    record = to_json(report) if report.samples else {}
+    return {name: value for name, value in record.items() if name != "findings"}
 
 
 _GRAPHS = ("onnx", "torchscript", "tensorrt")
@@ -137,22 +134,23 @@ _GRAPHS = ("onnx", "torchscript", "tensorrt")
 
 def _ask(
     trained: Trained, form: str, settings: Settings, folder: Path
-) -> tuple[dict[str, Any], list[Finding]]:
+) -> tuple[ExportAnswer, list[Finding]]:
     return require_answer(
         "export",
-        {
-            "recipe": trained.job.recipe,
-            "options": trained.job.options,
-            "file": str(trained.file),
-            "form": form,
-            "folder": str(folder.absolute()),
-            "record": _record(trained),
-            "is_half": settings.half,
-            "is_int8": settings.int8,
-            "is_dynamic": settings.dynamic,
-            "batch": settings.batch,
-            "opset": settings.opset,
-        },
+        ExportQuestion(
+            recipe=trained.job.recipe,
+            options=trained.job.options,
+            file=trained.file,
+            form=form,
+            folder=folder.absolute(),
+            record=_record(trained),
+            is_half=settings.half,
+            is_int8=settings.int8,
+            is_dynamic=settings.dynamic,
+            batch=settings.batch,
+            opset=settings.opset,
+        ),
+        ExportAnswer,
         timeout_s=_TIMEOUT_S,
         silent=partial(_silent, trained, form),
         notes=[*trained.findings, *trained.changes()],

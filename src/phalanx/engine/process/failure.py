@@ -6,6 +6,7 @@ import re
 import traceback
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.engine.process.out_of_memory import find_shortage, place_of, shortage_finding
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory
@@ -44,7 +45,7 @@ def describe_failure(
         "step": step,
         "phase": phase,
         "from_outside": _from_outside(error),
-        "memory": shortage.to_json() if shortage is not None else None,
+        "memory": to_json(shortage) if shortage is not None else None,
         "reason": findings[0].what,
         "findings": [finding.to_json() for finding in findings],
         "exit_code": int(exit_code),

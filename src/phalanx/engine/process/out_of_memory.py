@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -47,9 +46,6 @@ class Shortage:
     total_bytes: int | None
     idle_bytes: int | None
     """Held by torch's allocator and not in use: large when memory is fragmented."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find_shortage(error: BaseException, device: str) -> Shortage | None:

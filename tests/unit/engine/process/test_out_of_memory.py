@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from phalanx.codec import to_json
 from phalanx.engine.process.failure import describe_failure
 from phalanx.engine.process.out_of_memory import during, find_shortage, place_of
 from phalanx.errors import Finding, UserError, format_bytes
@@ -25,7 +26,7 @@ GIB = 2**30
 
 def test_a_cuda_message_is_read():
     found = find_shortage(torch.OutOfMemoryError(CUDA), "cuda:0")
-    assert found.to_json() == {
+    assert to_json(found) == {
         "device": "cuda:0",
         "tried_bytes": 20 * GIB,
         "free_bytes": round(19.5 * GIB),
