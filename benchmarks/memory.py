@@ -74,7 +74,7 @@ def measure(point):
         run = Path(folder, "runs", "latest")
         plan = json.loads((run / "plan.json").read_text())
         steps = [e.data for e in read_events(run / "events") if e.kind == "step"]
-    return plan["memory_bytes"]["value"], max(step["memory_bytes"] for step in steps)
+    return plan["predicted"]["memory_bytes"]["value"], max(step["memory_bytes"] for step in steps)
 
 
 def main():

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from origin import ROOT
 
 from phalanx.run.events import read_events
+from phalanx.run.plan_record import without_sections
 
 
 def phalanx_argv(words, arguments):
@@ -123,7 +124,7 @@ def _plan(runs):
     """Every decision of the plan with its reason."""
     for file in runs.glob("*/plan.json"):
         if not file.parent.is_symlink():
-            plan = json.loads(file.read_text(encoding="utf-8"))
+            plan = without_sections(json.loads(file.read_text(encoding="utf-8")))
             return {
                 name: (decision["value"], decision.get("reason", ""))
                 for name, decision in plan.items()

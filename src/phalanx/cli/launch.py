@@ -153,14 +153,14 @@ def _launch(
 
 def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
     """Meet the other nodes, then lead them or follow node 0."""
-    from phalanx.cli.options.nodes import show_decided, tell
+    from phalanx.cli.options.nodes import show_decided
     from phalanx.output.script_view import ScriptView
     from phalanx.places.nodes.follower import NodeFollower
     from phalanx.places.nodes.join import join_nodes, script_facts, with_network
     from phalanx.places.nodes.leader import Nodes
     from phalanx.places.nodes.starters import ScriptStarter
 
-    met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
+    met = join_nodes(asked, prepared.request.output, script_facts(prepared), console.tell)
     prepared = with_network(prepared, met.settings)
     if met.rank == 0:
         with Nodes(met) as nodes:
@@ -168,7 +168,7 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
     view = ScriptView(prepared, Path(), is_quiet=is_quiet)
     try:
         starter = ScriptStarter(prepared, view.line)
-        code, findings, words = NodeFollower(met, starter, tell).run()
+        code, findings, words = NodeFollower(met, starter, console.tell).run()
     finally:
         met.close()
     show_decided(findings, words)

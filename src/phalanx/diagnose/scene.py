@@ -13,6 +13,7 @@ from phalanx.diagnose.logs import LogLine, of_attempt, read_tail
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, read_events
+from phalanx.run.plan_record import choice_in, read_plan_record
 from phalanx.run.reading import read_json, read_yaml
 
 _OTHER_LOGS = ("nccl-rank-", "slurm", "kernel", "dmesg")
@@ -62,7 +63,7 @@ class Scene:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        return read_json(self.run.plan_file)
+        return read_plan_record(self.run)
 
     @cached_property
     def machine(self) -> dict[str, Any]:
@@ -87,8 +88,7 @@ class Scene:
 
     def planned(self, name: str) -> Any:
         """A choice of the plan; None where there is none."""
-        choice = self.plan.get(name)
-        return choice.get("value") if isinstance(choice, dict) else None
+        return choice_in(self.plan, name)
 
     @cached_property
     def last_attempt(self) -> int:

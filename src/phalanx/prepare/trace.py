@@ -40,7 +40,7 @@ def trace_recipe(
     )
     if answer is None:
         return None, [_silent(spec, silent_because)]
-    trace = Trace.from_json(answer["trace"]) if answer["trace"] else None
+    trace = from_json(Trace, answer["trace"]) if answer["trace"] else None
     return trace, from_json(list[Finding], answer["findings"])
 
 

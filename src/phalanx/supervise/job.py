@@ -27,6 +27,7 @@ from phalanx.run.event_kinds import (
 )
 from phalanx.run.events import Event, EventWriter
 from phalanx.run.launching import Share
+from phalanx.run.purpose import Measure, Record, read_purpose
 from phalanx.run.sinks.process import SinkSettings
 from phalanx.supervise import outcomes
 from phalanx.supervise.hang import HangWatch, watch_for
@@ -88,6 +89,7 @@ class JobWorkload:
             self.sinks = sinks_of(job.logging)
         self._run = run
         self._plan = plan
+        self._purpose = read_purpose(run)
         self._launcher = launcher
         self._max_restarts = job.max_restarts if job is not None else 0
         self._watch = (
@@ -105,7 +107,7 @@ class JobWorkload:
 
     @property
     def _world(self) -> int:
-        return self._plan.ranks.value
+        return self._plan.devices.ranks.value
 
     def begin(self, attempt: int, events: EventWriter) -> AttemptStarted:
         self._events = events
@@ -230,11 +232,16 @@ class JobWorkload:
         failure = find_memory_failure(self._ends)
         if failure is None or end.asked or not self._launcher.can_restart:
             return False
-        revision = revise_plan(self._plan, failure)
+        revision = self._revision_after(failure)
         if revision is None:
             return False
         self._change(revision)
         return True
+
+    def _revision_after(self, failure: Outcome) -> Revision | None:
+        """The plan that needs less memory; None where this very plan is to be measured."""
+        is_measured = isinstance(self._purpose, Measure)
+        return None if is_measured else revise_plan(self._plan, failure)
 
     def _change(self, revision: Revision) -> None:
         self._plan = revision.plan
@@ -244,7 +251,8 @@ class JobWorkload:
 
     def _out_of_memory(self, failure: Outcome) -> Outcome:
         outcome = outcomes.of_run(failure)
-        if revise_plan(self._plan, failure) is not None:  # tried next, unless a signal came
+        if self._revision_after(failure) is not None:  # tried next, unless a signal came
             return outcome
-        finding = does_not_fit(self._plan, failure)
+        is_recorded = isinstance(self._purpose, Record)
+        finding = does_not_fit(self._plan, failure, is_fp64_needed=is_recorded)
         return replace(outcome, reason=finding.what, findings=[finding])

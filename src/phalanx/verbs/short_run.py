@@ -14,6 +14,7 @@ from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import Event
+from phalanx.run.purpose import TRAIN, Purpose
 from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.supervisor import Supervisor
 
@@ -39,6 +40,7 @@ def run_short(
     name: str,
     *,
     launcher: Launcher,
+    purpose: Purpose = TRAIN,
     on_event: Callable[[Event], None] = lambda event: None,
     is_kept_up: bool = False,
 ) -> ShortRun:
@@ -54,7 +56,7 @@ def run_short(
                 findings.append(finding)
         on_event(event)
 
-    with open_run(replace(prepared, job=job, run=None, findings=[])) as run:
+    with open_run(replace(prepared, job=job, run=None, findings=[]), purpose=purpose) as run:
         kept = job if is_kept_up else None
         workload = JobWorkload(run, prepared.plan, launcher, job=kept)
         outcome = Supervisor(run, workload, on_event=take).run()

@@ -133,8 +133,8 @@ class Nodes:
 
     def check(self, plan: Plan) -> None:
         """Whether every node gets as many ranks as every other."""
-        ranks = plan.ranks
-        if ranks.value % self.count or plan.nodes.value != self.count:
+        ranks = plan.devices.ranks
+        if ranks.value % self.count or plan.devices.nodes.value != self.count:
             raise UserError(say.uneven(ranks.value, self.count, ranks.reason))
 
     def tell_end(self, status: str, exit_code: int, reason: str, findings: list[Finding]) -> None:

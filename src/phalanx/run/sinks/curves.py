@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
-from phalanx.run.reading import read_json
+from phalanx.run.plan_record import read_plan_record
 from phalanx.run.sinks.pictures import read_picture
 
 SAMPLE_COLUMNS = ("given", "made", "wanted")
@@ -114,7 +114,7 @@ class TensorBoardSink:
 
     def _plan(self) -> list[Any]:
         """The plan as a table of choices and reasons, once for each revision."""
-        plan = read_json(self._run.plan_file) if self._run is not None else {}
+        plan = read_plan_record(self._run) if self._run is not None else {}
         if plan.get("revision") == self._revision:
             return []
         self._revision = plan.get("revision")
