@@ -20,8 +20,7 @@ from typing import IO, cast
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.run.launching import RankDeath, Share
-from phalanx.run.witness import Witness
+from phalanx.run.launching import RankDeath, Share, Witness
 from phalanx.scripts.environment import torchrun_variables
 from phalanx.scripts.request import PreparedScript
 from phalanx.supervise.place import RankStart

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.run.heartbeat import Beat, Part, Phase
-from phalanx.run.witness import Witness
+from phalanx.run.launching import Witness
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.event_kinds import Hang
 from phalanx.run.heartbeat import Beat, Part, Phase
-from phalanx.run.witness import Witness
+from phalanx.run.launching import Witness
 from phalanx.supervise.culprit import find_culprit
 
 _LEAST_S = 60.0

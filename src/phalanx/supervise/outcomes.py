@@ -9,9 +9,8 @@ from pathlib import Path
 from phalanx.errors import ExitCode, Finding, signal_name
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Outcome
-from phalanx.run.launching import RankDeath
+from phalanx.run.launching import RankDeath, Witness
 from phalanx.run.reading import read_end
-from phalanx.run.witness import Witness
 from phalanx.supervise.rank_group import kill_reason
 
 _TAIL_BYTES = 1 << 16

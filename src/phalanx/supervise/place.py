@@ -13,8 +13,7 @@ from phalanx.errors import Finding
 from phalanx.machine.network import Setting
 from phalanx.run.event_kinds import NodesJoined, Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.run.launching import RankDeath, Share
-from phalanx.run.witness import Witness
+from phalanx.run.launching import RankDeath, Share, Witness
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from phalanx.run.launching import (
     Stacks,
     StartRanks,
     StoreOpened,
+    Witness,
 )
-from phalanx.run.witness import Witness
 from phalanx.supervise.place import RankStart
 
 _END_S = 20.0

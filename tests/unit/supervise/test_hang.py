@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.job.schema import Hang
 from phalanx.run.heartbeat import Beat, Part, Phase
-from phalanx.run.witness import Witness
+from phalanx.run.launching import Witness
 from phalanx.supervise import hang
 from phalanx.supervise.culprit import find_culprit
 from phalanx.supervise.hang import HangWatch, hang_event, hang_finding

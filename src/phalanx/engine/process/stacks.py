@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.run.directory import RunDirectory
-from phalanx.run.witness import Witness
+from phalanx.run.launching import Witness
 
 _PATIENCE_S = 3.0
 _QUIET_S = 0.2  # a log that has not grown for so long is written

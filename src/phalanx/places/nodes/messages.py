@@ -10,8 +10,7 @@ from phalanx.machine import Machine
 from phalanx.run.channel import Message
 from phalanx.run.event_kinds import Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.run.launching import RankDeath, Share
-from phalanx.run.witness import Witness
+from phalanx.run.launching import RankDeath, Share, Witness
 from phalanx.supervise.place import Order, RankStart
 
 # From node 0; `SendSignal` and `AskStacks` (run/launching.py) are passed on to the ranks.

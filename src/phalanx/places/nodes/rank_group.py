@@ -22,8 +22,7 @@ from phalanx.places.nodes.messages import (
 from phalanx.run.channel import Message
 from phalanx.run.event_kinds import Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.run.launching import AskStacks, RankDeath, SendSignal
-from phalanx.run.witness import Witness
+from phalanx.run.launching import AskStacks, RankDeath, SendSignal, Witness
 from phalanx.supervise.place import LocalRanks, RanksLostError, RankStart
 
 _END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
