@@ -117,8 +117,6 @@ class RunState:
     """As a launched script's output has it."""
     first_step: int = 0
     """Steps that were done when the newest attempt began."""
-    stepped_s: float | None = None
-    """When the newest step was logged."""
     memory_peak_bytes: int = 0
     """The most that a logged step had."""
     saved_step: int | None = None
@@ -179,7 +177,6 @@ class RunState:
             self.step = step
         self.epoch = data.get("epoch")
         self.doing = ""
-        self.stepped_s = event.time_s
         if _is_int(data.get("total_steps")):
             self.total_steps = data["total_steps"]
         self.memory_peak_bytes = max(self.memory_peak_bytes, int(data.get("memory_bytes") or 0))
