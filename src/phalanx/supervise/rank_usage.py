@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from phalanx.machine.facts import Machine
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.directory import RunDirectory
@@ -36,9 +34,8 @@ class RankUsage:
 def driver_numbers(run: RunDirectory, plan: Plan) -> list[int]:
     """Return the driver's numbers of a plan's GPUs. It counts all GPUs, CUDA those that are
     visible; other nodes see theirs alike."""
-    try:
-        machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+    machine = Machine.read(run.machine_file)
+    if machine is None:
         return plan.devices.gpus.value
     numbers = {gpu.cuda_index: gpu.index for gpu in machine.visible_gpus}
     return [numbers.get(gpu, gpu) for gpu in plan.devices.gpus.value]
