@@ -23,8 +23,9 @@ from phalanx.output import console
 
 if TYPE_CHECKING:
     from phalanx.prepare.trained_model import Which
+    from phalanx.run.event_kinds import TaskResult
     from phalanx.verbs.closed_loop import Benchmark
-    from phalanx.verbs.evaluate import Evaluated, Task
+    from phalanx.verbs.evaluate import Evaluated
 
 
 _NO_BENCHMARK = "none"
@@ -215,7 +216,7 @@ def _show_tasks(done: Evaluated) -> None:
         console.say(f"wrote {short_path(path)}")
 
 
-def _task_row(title: str, task: Task, figures: list[str]) -> tuple[str, ...]:
+def _task_row(title: str, task: TaskResult, figures: list[str]) -> tuple[str, ...]:
     return (
         title,
         f"{task.successes} of {task.episodes}",

@@ -24,6 +24,7 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import read_events
 from phalanx.run.lock import read_holder, this_process
 from phalanx.supervise.signals import hearing_stops
@@ -186,7 +187,7 @@ class TorchrunLauncher(Launcher):
             ended = {
                 event.writer
                 for event in read_events(events)
-                if event.kind == "outcome" and event.attempt == self._record["attempt"]
+                if isinstance(event.body, Outcome) and event.attempt == self._record["attempt"]
             }
             if len(ended - {"supervisor"}) >= self._joined.ranks:
                 return

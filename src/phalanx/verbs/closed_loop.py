@@ -14,7 +14,8 @@ from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.prepare.engine_child import require_answer
 from phalanx.prepare.trained_model import Trained, Which, find_trained
-from phalanx.verbs.evaluate import Evaluated, Say, Task, record_in_run
+from phalanx.run.event_kinds import TaskResult
+from phalanx.verbs.evaluate import Evaluated, Say, record_in_run
 
 _TIMEOUT_S = 24 * 3600.0  # simulators take their time
 _Z = 1.959964  # of a normal distribution: 95 % lie within
@@ -123,14 +124,14 @@ def _question(
     }
 
 
-def _task(record: dict[str, Any]) -> Task:
+def _task(record: dict[str, Any]) -> TaskResult:
     low, high = wilson_interval(record["successes"], record["episodes"])
-    return Task(
+    return TaskResult(
         record["task"], record["successes"], record["episodes"], low, high, record["figures"]
     )
 
 
-def _overall(tasks: list[Task]) -> dict[str, float]:
+def _overall(tasks: list[TaskResult]) -> dict[str, float]:
     """Success over all episodes, and the mean over the tasks of each other figure."""
     episodes = sum(task.episodes for task in tasks)
     if not episodes:

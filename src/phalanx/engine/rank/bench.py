@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from phalanx.engine.data.fetch_time import fetch_seconds
 from phalanx.engine.process.device_memory import clear_device
@@ -23,6 +22,7 @@ from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.time.bench_points import Measured, plan_at
 from phalanx.recipe.loading import load_recipe
+from phalanx.run.event_kinds import Body, DeviceMeasured, Measuring, Outcome, SizeMeasured
 from phalanx.run.events import EventWriter
 
 
@@ -113,29 +113,29 @@ def _split_again(rank: MeasuredRank, measured: Measured) -> Measured:
 
 def run_bench(
     job: Job, plan: Plan, process: Process, events: EventWriter, stop: StopRequest
-) -> dict[str, Any]:
+) -> Outcome:
     """All that a rank of `bench` does; the first one writes what was measured as it comes."""
 
-    def write(kind: str, **data: Any) -> None:
+    def write(event: Body) -> None:
         if process.is_first:
-            events.write(kind, **data)
+            events.write(event)
 
     def say(what: str) -> None:
-        write("measuring", what=what)
+        write(Measuring(what=what))
 
-    write("device", calibration=measure_device(process, say).to_json())
+    write(DeviceMeasured(calibration=measure_device(process, say).to_json()))
     asked = plan.measured_micro_batches or []
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
-        write("measured", **measured.to_json())
+        write(SizeMeasured(**measured.to_json()))
         # A signal reaches the ranks one after the other: they stop where the first one says.
         is_stopped = bool(process.agree(int(stop.is_set)))
         if is_stopped:
             break
-    return {
-        "status": "stopped" if is_stopped else "finished",
-        "step": None,
-        "reason": "stopped before all was measured" if is_stopped else "measured",
-        "findings": [],
-        "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
-    }
+    return Outcome(
+        status="stopped" if is_stopped else "finished",
+        step=None,
+        reason="stopped before all was measured" if is_stopped else "measured",
+        findings=[],
+        exit_code=int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
+    )
