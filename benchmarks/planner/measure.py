@@ -24,6 +24,7 @@ from origin import commit_of_tree
 from points import find_settings
 from traces import read_trace, trace_file
 
+from phalanx.codec import to_json
 from phalanx.machine import probe_machine
 from phalanx.planner.solve import solve_plan
 
@@ -42,7 +43,7 @@ def measure_setting(setting, machine):
         rung: "off" if f"{rung} was dropped" in notes else getattr(plan, rung).value
         for rung in ("channels_last", "cuda_graph")
     }
-    return {"points": [point.to_json() for point in measured], **rungs}
+    return {"points": [to_json(point) for point in measured], **rungs}
 
 
 def make_plan(setting, machine):
@@ -63,7 +64,7 @@ def measure_this_device(setting, machine):
 
     _, plan = make_plan(setting, machine)
     with join(plan) as process:
-        return {"calibration": measure_device(process).to_json()}
+        return {"calibration": to_json(measure_device(process))}
 
 
 def in_a_child(work, *arguments, limit_s):

@@ -16,6 +16,7 @@ from pathlib import Path
 from points import Setting, find_settings
 from traces import read_trace
 
+from phalanx.codec import from_json
 from phalanx.machine import parse_machine
 from phalanx.machine.calibration import Calibration, MeasuredStep
 from phalanx.planner.memory.budget import PROCESS_SPREAD
@@ -62,7 +63,7 @@ def read_measured(path):
         if record["kind"] == "machine":
             machine = record
         elif record["kind"] == "device" and "calibration" in record:
-            calibration = replace(Calibration.from_json(record["calibration"]), steps=())
+            calibration = replace(from_json(Calibration, record["calibration"]), steps=())
         elif record["kind"] == "setting" and (
             "error" not in record or record["name"] not in settings
         ):
@@ -77,7 +78,7 @@ def predict(setting, record, machine):
     rungs = {rung: record.get(rung, "off") for rung in ("channels_last", "cuda_graph")}
     asked = {"options": trace.options, **rungs}
     measured = [
-        (point["micro_batch"], MeasuredStep.from_json(point["step"]) if point["step"] else None)
+        (point["micro_batch"], from_json(MeasuredStep, point["step"]) if point["step"] else None)
         for point in record.get("points", ())
     ]
     for micro_batch, step in measured:

@@ -12,7 +12,7 @@ from functools import cache
 from math import isfinite
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 Json = Any
@@ -26,7 +26,12 @@ def to_json(value: Any) -> Json:
 
 def from_json(kind: type[T], record: Json) -> T:
     """Return the object that a JSON value holds; raises ValueError if it holds another."""
-    value: T = _adapter(kind).validate_python(record)
+    try:
+        value: T = _adapter(kind).validate_python(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
     return value
 
 

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 import phalanx
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode, UserError
 from phalanx.machine import cannot_train
 from phalanx.prepare import plan as preparing
@@ -122,7 +123,7 @@ def test_what_was_wrong_there_once_does_not_stop_a_plan(tmp_path):
     machine = fixture_machine("2x4090")
     full = replace(machine, output=replace(machine.output, free_bytes=0, writable=False))
     assert cannot_train(full)
-    (tmp_path / "machine.json").write_text(json.dumps(full.to_json()))
+    (tmp_path / "machine.json").write_text(json.dumps(to_json(full)))
     assert choices("--machine", "machine.json")["ranks"] == 2
 
 

@@ -75,6 +75,13 @@ def test_what_holds_another_object_is_a_value_error(record):
         from_json(Everything, record)
 
 
+def test_the_error_is_one_line_that_names_the_place():
+    with pytest.raises(ValueError) as caught:
+        from_json(Everything, {"count": {"value": "x", "reason": ""}})
+    assert str(caught.value).startswith("count.value: ")
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_not_finite_becomes_null():
     value = {"a": [1.5, math.nan, {"b": -math.inf}], "c": "inf", "d": None}
     assert finite(value) == {"a": [1.5, None, {"b": None}], "c": "inf", "d": None}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.errors import Finding, UserError, format_bytes, format_seconds
 from phalanx.output import console
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @with_job_options
 def bench(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     micro: Annotated[
         str | None,
         typer.Option(
@@ -42,10 +40,10 @@ def bench(
 
     sizes = parse_micro_batches(micro)
     with console.working("starting") as say:
-        done = measure(job, overrides, micro_batches=sizes, say=say)
+        done = measure(given.job, given.overrides, micro_batches=sizes, say=say)
     if as_json:
         record = done.to_json()
-        record["findings"] = [*(note.to_json() for note in notes), *record["findings"]]
+        record["findings"] = [*(note.to_json() for note in given.notes), *record["findings"]]
         console.say_json(record)
         return 0
     _show_machine(done.calibration)
@@ -53,7 +51,7 @@ def bench(
         _show_steps(done)
         _show_predicted(done)
     console.say(f"stored for `phalanx plan`: {done.stored}")
-    console.show_findings([*notes, *done.findings])
+    console.show_findings([*given.notes, *done.findings])
     return 0
 
 

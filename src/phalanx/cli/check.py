@@ -33,15 +33,14 @@ def check(
 
     Examples: `phalanx check`, `phalanx check --output /scratch/runs --json`
     """
+    from phalanx.codec import to_json
     from phalanx.machine import check_machine, probe_machine
 
     with console.working("asking torch"):
         machine = probe_machine(output)
     findings = check_machine(machine)
     if as_json:
-        console.say_json(
-            {"machine": machine.to_json(), "findings": [f.to_json() for f in findings]}
-        )
+        console.say_json({"machine": to_json(machine), "findings": to_json(findings)})
     else:
         show_machine(machine)
         if findings:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.errors import Finding, UserError, format_seconds
 from phalanx.output import console
 
@@ -18,9 +18,7 @@ _STEPS = "5000,10000,20000"
 
 @with_job_options
 def estimate(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     gpus: Annotated[int | None, typer.Option("--gpus", help="How many GPUs.")] = None,
     gpu: Annotated[
         str | None,
@@ -51,8 +49,8 @@ def estimate(
     counts = _parse_steps(steps)
     with console.working("looking at the recipe"):
         found, findings = estimate_job(
-            job or "digits",
-            overrides,
+            given.job or "digits",
+            given.overrides,
             gpus=gpus,
             gpu=gpu,
             dataset_size=dataset_size,
@@ -64,7 +62,7 @@ def estimate(
         console.say_json(found.to_json())
         return 0
     _show(found)
-    console.show_findings([*notes, *findings])
+    console.show_findings([*given.notes, *findings])
     return 0
 
 

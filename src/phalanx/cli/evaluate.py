@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,7 @@ from phalanx.errors import Finding, UserError, format_seconds, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
+    from phalanx.job import Override
     from phalanx.prepare.trained_model import Which
     from phalanx.run.event_kinds import TaskResult
     from phalanx.verbs.closed_loop import Benchmark
@@ -139,7 +140,7 @@ def evaluate(
 
 def _in_the_loop(
     model: str | None,
-    given: list[Any],
+    given: Sequence[Override | str],
     which: Which,
     benchmark: Benchmark,
     *,

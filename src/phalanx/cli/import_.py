@@ -75,6 +75,7 @@ def import_(
     Examples: phalanx import args.yaml | phalanx import training_args.json --recipe lora |
     phalanx import torchrun --nproc_per_node 4 train.py --lr 1e-3 --recipe my_recipe.py:Mine
     """
+    from phalanx.codec import to_json
     from phalanx.job import check_job, load_job
     from phalanx.job.importing import Asked, complete, job_text, unstated
     from phalanx.job.presets import list_presets
@@ -107,7 +108,7 @@ def import_(
                 "job": str(out),
                 "kind": imported.kind,
                 "settings": [line._asdict() for line in lines],
-                "findings": [finding.to_json() for finding in findings],
+                "findings": to_json(findings),
             }
         )
         return 0

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.errors import Finding, UserError
 from phalanx.output import console
 
 
 @with_job_options
 def plan(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     machine: Annotated[
         str | None,
         typer.Option(
@@ -52,6 +50,7 @@ def plan(
     Examples: phalanx plan digits | phalanx plan job.yaml --gpus 4 optimizer.lr=0.01 |
     phalanx plan digits --machine "8x A100-80" | phalanx plan digits --sweep batch_size=32,64
     """
+    from phalanx.codec import to_json
     from phalanx.output.plan import show_plan
     from phalanx.output.sweep import show_sweep
     from phalanx.output.why import show_why
@@ -64,11 +63,17 @@ def plan(
     other = other_machine(machine)
     if sweep is not None:
         return show_sweep(
-            job, overrides, notes, sweep, machine=other, is_fresh=fresh, as_json=as_json
+            given.job,
+            given.overrides,
+            given.notes,
+            sweep,
+            machine=other,
+            is_fresh=fresh,
+            as_json=as_json,
         )
     with console.working("looking at the machine and the recipe") as say:
-        prepared = plan_job(job, overrides, machine=other, is_fresh=fresh, say=say)
-    findings = [*notes, *prepared.findings]
+        prepared = plan_job(given.job, given.overrides, machine=other, is_fresh=fresh, say=say)
+    findings = [*given.notes, *prepared.findings]
     if why is not None:
         show_why(prepared, why, as_json=as_json)
         return 0
@@ -76,11 +81,11 @@ def plan(
         console.say_json(
             {
                 "plan": prepared.plan.to_json(),
-                "findings": [finding.to_json() for finding in findings],
+                "findings": to_json(findings),
                 "ranks": [row._asdict() for row in ranks_table(prepared)],
                 "cost": cost_of(prepared.plan, price),
                 "is_elsewhere": prepared.is_elsewhere,
-                "machine": prepared.machine.to_json(),
+                "machine": to_json(prepared.machine),
             }
         )
         return 0

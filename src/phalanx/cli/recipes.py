@@ -41,6 +41,9 @@ _NAME = typer.Argument(help="A recipe's name, or your own `file.py:Class`.")
 def show(name: Annotated[str, _NAME]) -> int:
     """Show a recipe: what it trains, its job file, its options, presets and forms of export."""
     from phalanx.job.presets import describe_preset, list_presets
+    from phalanx.recipe.benchmarking import known_benchmarks
+    from phalanx.recipe.collecting import collecting_settings
+    from phalanx.recipe.exporting import export_forms
     from phalanx.recipe.loading import builtin_recipes, load_recipe_class, recipe_file
 
     folder = builtin_recipes().get(name)
@@ -54,14 +57,12 @@ def show(name: Annotated[str, _NAME]) -> int:
     if presets := list_presets(folder or recipe_file(name).parent):
         about = [(f"preset={key}", describe_preset(path)) for key, path in presets.items()]
         console.table(about, header=("preset", "meaning"))
-    if recipe.Collecting is not None:
-        console.table(
-            _rows(recipe.Collecting), header=("phalanx recipes collect", "default", "meaning")
-        )
-    if recipe.export_forms:
-        console.table(recipe.export_forms.items(), header=("phalanx export --to", "meaning"))
-    if recipe.benchmarks:
-        console.table(recipe.benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
+    if (collecting := collecting_settings(recipe)) is not None:
+        console.table(_rows(collecting), header=("phalanx recipes collect", "default", "meaning"))
+    if forms := export_forms(recipe):
+        console.table(forms.items(), header=("phalanx export --to", "meaning"))
+    if benchmarks := known_benchmarks(recipe):
+        console.table(benchmarks.items(), header=("phalanx evaluate --benchmark", "meaning"))
     return 0
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.errors import ExitCode, UserError, errors_of, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.places.remote.runs import RemoteRun
+    from phalanx.places.remote.answers import RemoteRun
     from phalanx.places.remote.ssh import Connection
 
 NAME = typer.Argument(metavar="NAME", help="The remote, as `remote add` named it.")
@@ -109,9 +109,7 @@ def remove(name: Annotated[str, NAME]) -> int:
 @app.command("check")
 @with_job_options
 def check(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     remote: Annotated[str, NAME],
     include: Annotated[
         list[str] | None, typer.Option("--include", help="As for `remote train`.")
@@ -129,23 +127,21 @@ def check(
 
     place = find_place(remote)
     with console.working(f"looking at {place.target}"), Connection(place) as connection:
-        seen = check_job_there(connection, job, overrides, include=include or [])
+        seen = check_job_there(connection, given.job, given.overrides, include=include or [])
     console.table(seen.rows)
     if seen.machine is not None:
         console.say()
         show_machine(seen.machine)
-    if seen.findings or notes:
+    if seen.findings or given.notes:
         console.say()
-    console.show_findings([*notes, *seen.findings])
+    console.show_findings([*given.notes, *seen.findings])
     return int(ExitCode.MACHINE if errors_of(seen.findings) else ExitCode.OK)
 
 
 @app.command("train")
 @with_job_options
 def train(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     remote: Annotated[str, NAME],
     resume: Annotated[
         str | None,
@@ -187,19 +183,21 @@ def train(
     from phalanx.output.remote_view import follow, say_following
     from phalanx.places.remote.places import find_place
     from phalanx.places.remote.request import make_request, resume_request
-    from phalanx.places.remote.runs import find_remote_run, start_run
-    from phalanx.places.remote.sending import send_project
+    from phalanx.places.remote.runs import find_remote_run
+    from phalanx.places.remote.sending import send_project, start_run
     from phalanx.places.remote.ssh import Connection
     from phalanx.places.remote.variables import variable_findings, variables_for, word_findings
 
     place = find_place(remote)
     with Connection(place) as connection:
         if resume is not None:
-            request, found = resume_request(find_remote_run(connection, resume), overrides, place)
+            request, found = resume_request(
+                find_remote_run(connection, resume), given.overrides, place
+            )
         else:
-            request, _, found = make_request(job, overrides)
+            request, _, found = make_request(given.job, given.overrides)
         findings = [
-            *notes,
+            *given.notes,
             *found,
             *word_findings((*request.words, request.output), os.environ),
             *variable_findings(os.environ, env or []),
@@ -217,16 +215,7 @@ def train(
                 update=update,
             )
             variables = variables_for(os.environ, env or [])
-            start_run(
-                connection,
-                sent.path,
-                name=request.name,
-                project=request.project,
-                run=request.run,
-                argv=request.argv(sent.python),
-                env={**variables, "PYTHONUNBUFFERED": "1"},
-                is_resumed=request.is_resumed,
-            )
+            start_run(connection, sent, request, {**variables, "PYTHONUNBUFFERED": "1"})
         console.show_findings([*findings, *sent.findings])
         if variables:
             console.say(f"sent along: {', '.join(variables)}")

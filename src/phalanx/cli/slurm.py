@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from phalanx.cli.options import script as options
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.cli.options.slurm import with_slurm_options
 from phalanx.errors import Finding, UserError, errors_of, printable, short_path
 from phalanx.output import console
@@ -43,9 +43,7 @@ _REFERENCE = typer.Argument(metavar="JOBID|RUN", help="The job's number, or its 
 @with_job_options
 @with_slurm_options
 def submit(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     slurm: dict[str, Any],
     print_only: bool,
 ) -> int:
@@ -65,17 +63,17 @@ def submit(
         words_of,
     )
 
-    loaded, found = load_job_elsewhere(job, overrides)
-    assert job is not None, "a job was loaded"
+    loaded, found = load_job_elsewhere(given.job, given.overrides)
+    assert given.job is not None, "a job was loaded"
     request = SlurmRequest(
-        name=loaded.job.name or name_from(job),
-        words=words_of(job, overrides),
+        name=loaded.job.name or name_from(given.job),
+        words=words_of(given.job, given.overrides),
         output=loaded.job.output,
         python=sys.executable,
         **{**slurm, "gpus": slurm["gpus"] if slurm["gpus"] is not None else gpus_of(loaded)},
     )
     wrong = value_findings(request, os.environ)
-    findings = [*notes, *found, *wrong, *device_findings(request, loaded)]
+    findings = [*given.notes, *found, *wrong, *device_findings(request, loaded)]
     if errors_of(findings):
         raise UserError(findings)
     return _submit(request, findings, loaded.job.devices.cpu, print_only=print_only)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.cli.options.nodes import (
     MEETING_S,
     NodeRankOption,
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 @with_job_options
 def train(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -88,23 +86,21 @@ def train(
         os.environ.update({**DEBUG_COMMUNICATION, **os.environ})
 
     one_node = {"--detach": detach, "--ladder": ladder}
-    given = [option for option, is_given in one_node.items() if is_given]
+    alone = [option for option, is_given in one_node.items() if is_given]
     asked = parse_rendezvous(nodes, node_rank, rendezvous, meeting_timeout)
-    if asked is not None and given:
-        raise alone_only(given[0], asked)
+    if asked is not None and alone:
+        raise alone_only(alone[0], asked)
     torchrun = Torchrun.find() if not dry_run and asked is None else None
     if torchrun is not None:
-        torchrun.refuse(*given)
+        torchrun.refuse(*alone)
         if torchrun.rank > 0:
             return follow_first_rank()
         from phalanx.prepare.resume_target import output_of
 
-        resume = resume or torchrun.find_run(output_of(overrides))
+        resume = resume or torchrun.find_run(output_of(given.overrides))
     do = partial(
         _train,
-        job,
-        overrides,
-        notes,
+        given,
         resume=resume,
         accept_changes=accept_changes,
         is_dry_run=dry_run,
@@ -117,7 +113,7 @@ def train(
     from phalanx.places.nodes.leader import Nodes
     from phalanx.prepare.job import read_job
 
-    read = read_job(job, overrides, resume, nodes=asked.nodes)
+    read = read_job(given.job, given.overrides, resume, nodes=asked.nodes)
     met = join_nodes(asked, Path(read.output), job_facts(read), tell)
     if met.rank > 0:
         from phalanx.verbs.train import follow_node
@@ -130,9 +126,7 @@ def train(
 
 
 def _train(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     leave: Leave = lambda run: None,
     *,
     has_ladder: bool,
@@ -151,11 +145,11 @@ def _train(
         prepared_job = prepared
         # That a plan is cached matters to nobody who trains: ranks look at the data.
         found = [f for f in prepared.findings if is_dry_run or f.slug != "trace-remembered"]
-        console.show_findings([*notes, *found])
+        console.show_findings([*given.notes, *found])
         if is_dry_run:
             show_plan(prepared)
         elif has_ladder:
-            _climb(job, overrides, prepared, launcher)
+            _climb(given, prepared, launcher)
 
     hooks = Hooks(
         working=console.working,
@@ -165,7 +159,14 @@ def _train(
         say=console.say,
         show=_show_run,
     )
-    result = train(job, overrides, is_fresh=has_ladder, is_dry_run=is_dry_run, hooks=hooks, **how)
+    result = train(
+        given.job,
+        given.overrides,
+        is_fresh=has_ladder,
+        is_dry_run=is_dry_run,
+        hooks=hooks,
+        **how,
+    )
     if not is_dry_run:
         from phalanx.output.train import show_end
 
@@ -181,7 +182,7 @@ def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
     return RunView(plan, logs, figures)
 
 
-def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: Launcher) -> None:
+def _climb(given: GivenJob, prepared: Prepared, launcher: Launcher) -> None:
     from phalanx.verbs.ladder import Rung, climb
 
     total = 3 if prepared.plan.ranks.value > 1 else 1
@@ -193,7 +194,14 @@ def _climb(job: str | None, overrides: list[Any], prepared: Prepared, launcher: 
         update(f"rung {len(rungs) + 1} of {total}" if len(rungs) < total else "starting")
 
     with console.working(f"rung 1 of {total}") as update:
-        climb(job, overrides, prepared, launcher, on_rung=show, on_findings=console.show_findings)
+        climb(
+            given.job,
+            given.overrides,
+            prepared,
+            launcher,
+            on_rung=show,
+            on_findings=console.show_findings,
+        )
     console.say("the ladder holds: the run begins")
 
 

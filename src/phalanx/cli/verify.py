@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import with_job_options
+from phalanx.cli.options.job import GivenJob, with_job_options
 from phalanx.errors import ExitCode
 from phalanx.output import console
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @with_job_options
 def verify(
-    job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    given: GivenJob,
     ranks: Annotated[
         int,
         typer.Option(
@@ -54,15 +52,21 @@ def verify(
 
     with console.working("starting") as say:
         done = verify_job(
-            job, overrides, ranks=ranks, steps=steps, tolerance=tolerance, keep=keep, say=say
+            given.job,
+            given.overrides,
+            ranks=ranks,
+            steps=steps,
+            tolerance=tolerance,
+            keep=keep,
+            say=say,
         )
     if as_json:
         record = done.to_json()
-        record["findings"] = [*(note.to_json() for note in notes), *record["findings"]]
+        record["findings"] = [*(note.to_json() for note in given.notes), *record["findings"]]
         console.say_json(record)
     else:
         _show(done)
-        console.show_findings([*notes, *done.findings])
+        console.show_findings([*given.notes, *done.findings])
     return int(ExitCode.OK if done.passed else ExitCode.FAILED)
 
 

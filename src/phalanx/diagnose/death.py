@@ -7,9 +7,10 @@ the first in time is the cause. Where no row fits the answer is `unknown`, with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
 from phalanx.diagnose.hang import Hang, find_hang
 from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
@@ -59,10 +60,6 @@ class Death:
         after = f" after {self.step} step{'' if self.step == 1 else 's'}" if self.step else ""
         return f"rank {self.rank}{where}{after}"
 
-    def to_json(self) -> dict[str, Any]:
-        lines = [{"file": x.file, "line": x.number, "text": x.text} for x in self.evidence]
-        return {**vars(self), "evidence": lines}
-
     def to_finding(self) -> Finding:
         """For the end of a run: what happened, the lines that say so, what mends it."""
         seen = "; ".join(f"{line}: {line.text.strip()[:_SHOWN]}" for line in self.evidence[:3])
@@ -71,9 +68,8 @@ class Death:
             "what": f"{self.place}: {self.words}",
             "why": seen or "its exit code says so",
             "fix": self.fix,
-            "severity": "error",
         }
-        return Finding.from_json(fields)
+        return from_json(Finding, fields)
 
 
 def find_death(scene: Scene, attempt: int) -> Death | None:
@@ -100,8 +96,7 @@ def explain_end(scene: Scene, attempt: int, findings: list[Finding]) -> list[Fin
         return [death.to_finding(), *findings[1:]]
     if findings[0].slug != "rank-killed" or f"rank {death.rank} " not in findings[0].what:
         return findings
-    said = {"why": death.words, "fix": death.fix}
-    return [Finding.from_json({**findings[0].to_json(), **said}), *findings[1:]]
+    return [replace(findings[0], why=death.words, fix=death.fix), *findings[1:]]
 
 
 @dataclass(frozen=True)
@@ -283,4 +278,4 @@ def _with_code(lines: list[LogLine], at: LogLine) -> list[LogLine]:
     """A line of a traceback and the code below it."""
     below = lines.index(at) + 1
     code = lines[below].text.strip() if below < len(lines) else ""
-    return [at._replace(text=f"{at.text.strip()}: {code}" if code else at.text.strip())]
+    return [replace(at, text=f"{at.text.strip()}: {code}" if code else at.text.strip())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.diagnose.curves import judge_curves
 from phalanx.diagnose.death import GENERIC_SLUGS, UNKNOWN, Death, find_death
 from phalanx.diagnose.facts import facts_of_run
@@ -54,13 +55,7 @@ class Diagnosis:
         return self.status in BAD
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **vars(self),
-            "death": self.death.to_json() if self.death is not None else None,
-            "earlier": [death.to_json() for death in self.earlier],
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        return {"schema_version": SCHEMA_VERSION, **to_json(self)}
 
 
 def examine(run: RunDirectory) -> Diagnosis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,12 +34,13 @@ _NOT_OWN = (
 )
 
 
-class LogLine(NamedTuple):
+@dataclass(frozen=True)
+class LogLine:
     """A line of a file of the run."""
 
     file: str
     """Relative to the run directory."""
-    number: int
+    line: int
     """Counted from 1."""
     text: str
 
@@ -49,7 +51,7 @@ class LogLine(NamedTuple):
         return cls(file, number, _TORCH_MARK.sub("", text))
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        return f"{self.file}:{self.line}"
 
 
 class Frame(NamedTuple):

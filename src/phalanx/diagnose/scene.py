@@ -4,7 +4,7 @@ nothing; what is missing or damaged is left out."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -172,7 +172,7 @@ class Scene:
                 said = f"rank {rank} ended with exit code {event.body.exit_code}"
                 kills = event.body.oom_kills
                 counted = "" if kills is None else f"; {kills} kills for want of memory"
-                return [line._replace(text=said + counted)]
+                return [replace(line, text=said + counted)]
         return []
 
     def _end(
@@ -201,7 +201,7 @@ class Scene:
     def _said_in_events(self, said: Outcome, rank: int) -> Iterable[LogLine]:
         """The outcome as a line: the log itself may be what could not be written."""
         tail = read_tail(self.run.events / f"rank-{rank}.jsonl", self.run.path)
-        number = next((x.number for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
+        number = next((x.line for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
         name = f"events/rank-{rank}.jsonl"
         for finding in said.findings:
             for text in finding.what.split("\n"):

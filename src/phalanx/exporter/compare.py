@@ -11,7 +11,7 @@ from torch import Tensor
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.request import Difference, Report, Request
 from phalanx.exporter.samples import Inputs
-from phalanx.recipe.interface import Exported
+from phalanx.recipe.graphs import Exported
 
 Run = Callable[..., tuple[Tensor, ...]]
 

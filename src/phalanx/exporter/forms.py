@@ -18,6 +18,8 @@ from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
 from phalanx.exporter.request import Report, Request
 from phalanx.exporter.weights import open_tensors, write_weights
+from phalanx.recipe.exporting import Exporting, export_forms
+from phalanx.recipe.graphs import ExportingGraphs
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
 from phalanx.recipe.signing import carried_options
@@ -42,7 +44,7 @@ def export_model(request: Request) -> Report:
     except UserError as error:
         report.findings += error.findings
         return report
-    forms = {PLAIN_FORM, *GRAPH_FORMS, *recipe.export_forms}
+    forms = {PLAIN_FORM, *GRAPH_FORMS, *export_forms(recipe)}
     if request.form not in forms:
         report.findings.append(_unknown_form(request, forms))
         return report
@@ -59,7 +61,8 @@ def export_model(request: Request) -> Report:
 def _load(request: Request) -> Recipe:
     """The recipe; for a file that takes samples of one shape, with options that give those."""
     recipe = load_recipe(request.recipe, request.options)
-    if request.form in GRAPH_FORMS and not request.is_dynamic and recipe.one_shape:
+    is_one_shape = request.form in GRAPH_FORMS and not request.is_dynamic
+    if is_one_shape and isinstance(recipe, ExportingGraphs) and recipe.one_shape:
         recipe = load_recipe(request.recipe, {**request.options, **recipe.one_shape})
     recipe.splits = ("test",)
     return recipe
@@ -74,7 +77,7 @@ def _carried(request: Request, recipe: Recipe) -> dict[str, Any]:
 
 
 def _write(request: Request, recipe: Recipe, folder: Path, report: Report) -> None:
-    if request.form in recipe.export_forms:
+    if isinstance(recipe, Exporting) and request.form in recipe.export_forms:
         recipe.export(_tensors(request.file, recipe), folder, request.form)
     elif request.form in GRAPH_FORMS:
         write_graph(request, recipe, folder, report)

@@ -25,7 +25,8 @@ from phalanx.exporter.request import Report, Request
 from phalanx.exporter.samples import COMPARED, Inputs, RealSamples
 from phalanx.exporter.tensorrt import ENGINE_FILE, EngineModel, missing_runtime, write_engine
 from phalanx.exporter.torchscript import TORCHSCRIPT_FILE, open_torchscript, write_torchscript
-from phalanx.recipe.interface import Exported, Recipe
+from phalanx.recipe.graphs import Exported, ExportingGraphs
+from phalanx.recipe.interface import Recipe
 from phalanx.run.weights_file import RECORD
 
 GRAPH_FORMS = ("onnx", "torchscript", "tensorrt")
@@ -141,7 +142,8 @@ def _record(request: Request, recipe: Recipe, exported: Exported) -> dict[str, s
         "is_dynamic": request.is_dynamic,
         "outputs": list(exported.outputs),
     }
-    return describe({"batch": request.batch, **recipe.export_metadata(), RECORD: record})
+    about = recipe.export_metadata() if isinstance(recipe, ExportingGraphs) else {}
+    return describe({"batch": request.batch, **about, RECORD: record})
 
 
 def _say_left_out(

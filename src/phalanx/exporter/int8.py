@@ -14,7 +14,8 @@ from typing import NamedTuple
 from phalanx.engine.model.onnx_model import OnnxModel
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.samples import CALIBRATED, RealSamples
-from phalanx.recipe.interface import Exported, Recipe
+from phalanx.recipe.graphs import Exported
+from phalanx.recipe.interface import Recipe
 
 _LEARNED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _EXTERNAL_BYTES = 1_500_000_000  # protobuf ends at 2 GB

@@ -13,7 +13,7 @@ from phalanx.engine.model.onnx_model import require_onnx
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs
-from phalanx.recipe.interface import Exported
+from phalanx.recipe.graphs import Exported
 
 ONNX_FILE = "model.onnx"
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from phalanx.engine.data.micro_batches import Fetcher, Request, map_tensors
 from phalanx.errors import Finding, UserError
 from phalanx.planner.schema.micro_batches import Slot
-from phalanx.recipe.interface import Batch, Exported, Recipe, Split, count_samples
+from phalanx.recipe.graphs import Exported
+from phalanx.recipe.interface import Batch, Recipe, Split, count_samples
 
 COMPARED = 50
 """Samples on which the two are compared."""

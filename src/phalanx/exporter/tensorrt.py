@@ -19,7 +19,7 @@ from torch import Tensor
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs
-from phalanx.recipe.interface import Exported
+from phalanx.recipe.graphs import Exported
 
 ENGINE_FILE = "model.engine"
 _LARGEST = 64  # times the example, for a dynamic axis that nobody has bounded

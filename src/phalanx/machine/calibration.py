@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
-
-SCHEMA_VERSION = 1
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +40,6 @@ class MeasuredStep:
     process_bytes: int | None = None
     """All that the process holds of the device at its peak, as nvidia-smi shows it."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> MeasuredStep:
-        return cls(**_known(cls, record))
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
@@ -64,7 +55,7 @@ class MeasuredLink:
 class Calibration:
     """One kind of device, as measured."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     device: str
     """The GPU's name as the driver has it, or the processor's."""
     measured_at: str
@@ -82,29 +73,9 @@ class Calibration:
     links: tuple[MeasuredLink, ...] = ()
     steps: tuple[MeasuredStep, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Calibration:
-        """Raises ValueError, TypeError or KeyError for what is no calibration."""
-        if record["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"format {record['schema_version']}, known: {SCHEMA_VERSION}")
-        parts = {
-            "links": tuple(MeasuredLink(**_known(MeasuredLink, link)) for link in record["links"]),
-            "steps": tuple(MeasuredStep.from_json(step) for step in record["steps"]),
-        }
-        return cls(**{**_known(cls, record), **parts})
-
 
 def device_kind(device: str, *, gpu: str | None, cpu: str) -> str:
     """What a calibration is for: the name of the GPU, or of the processor."""
     if device == "cuda" and gpu is not None:
         return gpu
     return f"{cpu}, MPS" if device == "mps" else cpu
-
-
-def _known(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
-    """Without what a later version added."""
-    names = {known.name for known in fields(kind)}
-    return {name: value for name, value in record.items() if name in names}

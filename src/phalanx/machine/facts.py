@@ -5,11 +5,10 @@ Nothing here asks the hardware; `inventory.probe_machine` fills these in.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, is_dataclass
-from types import UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding, UserError
 
 SCHEMA_VERSION = 1
@@ -158,11 +157,6 @@ class TorchFacts:
     devices: tuple[TorchDevice, ...] = ()
     probes: tuple[PrecisionProbe, ...] = ()
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TorchFacts:
-        """From plain JSON data: lists for tuples."""
-        return cast(TorchFacts, _decode(cls, data))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -267,14 +261,10 @@ class Machine:
             )
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON data: lists for tuples."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
-        """The Machine that `to_json` wrote, by this version of the schema."""
+        """Return the machine that a JSON object holds, by this version of the schema; raises
+        UserError for another version and ValueError for what is no machine."""
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise UserError(
@@ -286,21 +276,4 @@ class Machine:
                     fix="phalanx check --json writes the machine anew",
                 )
             )
-        return cast(Machine, _decode(cls, data))
-
-
-def _decode(kind: Any, value: Any) -> Any:
-    """Build `kind` (a dataclass, tuple, optional or plain type) from JSON data."""
-    origin = get_origin(kind)
-    if value is None:
-        return None
-    if origin in (Union, UnionType):
-        return _decode(next(arg for arg in get_args(kind) if arg is not type(None)), value)
-    if origin is tuple:
-        items = get_args(kind)
-        inner = items[:1] * len(value) if items[-1] is Ellipsis else items
-        return tuple(_decode(item, entry) for item, entry in zip(inner, value, strict=True))
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
-        return kind(**{name: _decode(hints[name], entry) for name, entry in value.items()})
-    return value
+        return from_json(cls, data)

@@ -12,12 +12,13 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
+from phalanx.codec import from_json
 from phalanx.errors import signal_name
-from phalanx.machine.facts import PrecisionProbe, TorchDevice, TorchFacts
+from phalanx.machine.facts import Precision, PrecisionProbe, TorchFacts
 
 SCRIPT = Path(__file__).with_name("torch_probe.py")
 # Processors that announce AMX but cannot run it (some virtual machines) die of SIGILL in oneDNN's
@@ -35,13 +36,25 @@ class TorchAnswer:
     worker_env: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """One line of a child."""
+
+    stage: str | None = None
+    facts: TorchFacts | None = None
+    probes: list[str] | None = None
+    """What will be tried, as `device:precision`."""
+    probe: PrecisionProbe | None = None
+    done: bool = False
+
+
 @dataclass(kw_only=True)
 class _Child:
     """One child's reports up to its end."""
 
-    facts: dict[str, Any] | None = None
+    facts: TorchFacts | None = None
     planned: list[str] = field(default_factory=list)
-    probes: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[PrecisionProbe] = field(default_factory=list)
     stage: str = "starting Python"
     done: bool = False
     hung: bool = False
@@ -64,10 +77,14 @@ def ask_torch(*, timeout_s: float = 90.0) -> TorchAnswer:
     while not child.done and len(done) < len(planned):
         device = planned[len(done)].rpartition(":")[0]
         while len(done) < len(planned) and planned[len(done)].startswith(f"{device}:"):
-            precision = planned[len(done)].rpartition(":")[2]
             done.append(
-                {"device": device, "precision": precision, "ok": False, "error": child.failure}
-                | _capability(facts, device)
+                PrecisionProbe(
+                    device=device,
+                    precision=cast(Precision, planned[len(done)].rpartition(":")[2]),
+                    ok=False,
+                    error=child.failure,
+                    compute_capability=_capability(facts, device),
+                )
             )
             if not child.hung:
                 break  # one that hangs would cost the timeout again for each precision left
@@ -77,36 +94,18 @@ def ask_torch(*, timeout_s: float = 90.0) -> TorchAnswer:
         child = _run(rest, timeout_s=timeout_s)
         done += child.probes
     worker_env: dict[str, str] = {}
-    for probe in done:
-        if probe["device"] == "cpu" and probe["precision"] == "bf16" and not probe["ok"]:
+    for index, probe in enumerate(done):
+        if (probe.device, probe.precision, probe.ok) == ("cpu", "bf16", False):
             retry = _run(["cpu:bf16"], timeout_s=timeout_s, env=ONEDNN_WITHOUT_AMX)
-            if retry.probes and retry.probes[0]["ok"]:
-                probe |= {"ok": True, "needs_env": dict(ONEDNN_WITHOUT_AMX)}
+            if retry.probes and retry.probes[0].ok:
+                done[index] = replace(probe, ok=True, needs_env=dict(ONEDNN_WITHOUT_AMX))
                 worker_env |= ONEDNN_WITHOUT_AMX
-    return TorchAnswer(facts=_facts(facts, done), worker_env=worker_env)
+    return TorchAnswer(facts=replace(facts, probes=tuple(done)), worker_env=worker_env)
 
 
-def _capability(facts: dict[str, Any], device: str) -> dict[str, Any]:
-    for entry in facts["devices"]:
-        if device == f"cuda:{entry['index']}":
-            return {"compute_capability": entry["compute_capability"]}
-    return {}
-
-
-def _facts(facts: dict[str, Any], probes: Sequence[dict[str, Any]]) -> TorchFacts:
-    return TorchFacts(
-        **facts
-        | {
-            "arch_list": tuple(facts["arch_list"]),
-            "devices": tuple(TorchDevice(**_with_tuple(entry)) for entry in facts["devices"]),
-            "probes": tuple(PrecisionProbe(**_with_tuple(probe)) for probe in probes),
-        }
-    )
-
-
-def _with_tuple(entry: dict[str, Any]) -> dict[str, Any]:
-    capability = entry.get("compute_capability")
-    return entry | {"compute_capability": None if capability is None else tuple(capability)}
+def _capability(facts: TorchFacts, device: str) -> tuple[int, int] | None:
+    capabilities = {f"cuda:{found.index}": found.compute_capability for found in facts.devices}
+    return capabilities.get(device)
 
 
 def _run(
@@ -159,17 +158,15 @@ def _pump(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None]) ->
 
 def _take(child: _Child, line: bytes) -> None:
     try:
-        message = json.loads(line)
+        report = from_json(_Report, json.loads(line))
     except ValueError:
         return  # a sitecustomize that prints before the channel is made
-    if not isinstance(message, dict):
-        return
-    child.stage = message.get("stage", child.stage)
-    child.facts = message.get("facts", child.facts)
-    child.planned = message.get("probes", child.planned)
-    child.done = message.get("done", child.done)
-    if "probe" in message:
-        child.probes.append(message["probe"])
+    child.stage = report.stage or child.stage
+    child.facts = report.facts or child.facts
+    child.planned = report.probes or child.planned
+    child.done = child.done or report.done
+    if report.probe is not None:
+        child.probes.append(report.probe)
 
 
 def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
@@ -190,8 +187,5 @@ def _say_exit(code: int | None) -> str:
     if code is None:
         return "does not end"
     if code < 0:
-        try:
-            return f"kills the process ({signal_name(-code)})"
-        except ValueError:
-            return f"kills the process (signal {-code})"
+        return f"kills the process ({signal_name(-code)})"
     return f"ends the process with exit code {code}"

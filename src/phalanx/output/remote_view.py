@@ -9,7 +9,8 @@ from typing import Any
 from phalanx.errors import ExitCode, Finding, format_seconds, printable
 from phalanx.output import console
 from phalanx.output.progress import RunView
-from phalanx.places.remote.runs import Follower, Listener, RemoteRun
+from phalanx.places.remote.answers import RemoteRun
+from phalanx.places.remote.runs import Follower, Listener
 from phalanx.places.remote.ssh import Connection
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.event_kinds import AttemptStarted, Outcome

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from phalanx.errors import ExitCode, format_bytes, format_seconds
+from phalanx.errors import ExitCode, Finding, format_bytes, format_seconds
+from phalanx.job import Override
 from phalanx.machine import Machine
 from phalanx.output import console
 from phalanx.verbs.sweep import SweepRow, parse_sweep, sweep
@@ -26,8 +27,8 @@ _HEADER = (
 
 def show_sweep(
     job: str | None,
-    overrides: list[Any],
-    notes: list[Any],
+    overrides: Sequence[Override | str],
+    notes: Sequence[Finding],
     text: str,
     *,
     machine: Machine | None,

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import Finding
 from phalanx.machine import Machine
 from phalanx.machine.calibration import Calibration, MeasuredStep, device_kind
@@ -44,10 +45,10 @@ def read_calibration(kind: str) -> tuple[Calibration | None, list[Finding]]:
     """What was measured of a kind of device."""
     path = calibration_file(kind)
     try:
-        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8"))), []
+        return from_json(Calibration, json.loads(path.read_text(encoding="utf-8"))), []
     except FileNotFoundError:
         return None, []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         return None, [_unreadable(path, error)]
 
 
@@ -58,7 +59,7 @@ def store_calibration(measured: Calibration) -> tuple[Path, list[Finding]]:
     if known is not None:
         measured = merge_calibrations(known, measured)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(measured.to_json(), indent=2))
+    write_atomic(path, json.dumps(to_json(measured), indent=2))
     return path, findings
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.prepare.launcher import LOOK_S, Launcher
 from phalanx.recipe.progress import PROGRESS_FILE
@@ -98,7 +99,7 @@ def _run(argv: list[str], env: dict[str, str], said: Path, reports: _Reports) ->
 
 def findings_of(answer: dict[str, Any]) -> list[Finding]:
     """The Findings in an answer."""
-    return [Finding.from_json(record) for record in answer["findings"]]
+    return from_json(list[Finding], answer["findings"])
 
 
 def require_answer(

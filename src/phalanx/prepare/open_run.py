@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding, UserError
 from phalanx.job.editor import with_editor_line
 from phalanx.machine import Machine
@@ -42,7 +43,7 @@ def open_run(
         job = prepared.job.model_dump(mode="json", exclude_unset=True)
         text = with_editor_line(yaml.safe_dump(job, sort_keys=False))
         write_atomic(run.job_file, text)
-        write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
+        write_atomic(run.machine_file, json.dumps(to_json(prepared.machine), indent=2))
         run.write_plan(prepared.plan.to_json())
         yield run
 

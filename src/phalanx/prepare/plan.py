@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from phalanx.codec import from_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
 from phalanx.job.schema import Job
@@ -218,7 +219,7 @@ def _relevant(findings: list[Finding]) -> list[Finding]:
 
 def _about_weights(trace: Trace, *, is_needed: bool) -> list[Finding]:
     """Pretrained weights that are not there: whoever only plans can do without."""
-    findings = [Finding.from_json(record) for record in trace.weights_findings]
+    findings = from_json(list[Finding], trace.weights_findings)
     if is_needed:
         raise_if_errors(findings)
         return findings

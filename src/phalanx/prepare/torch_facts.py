@@ -14,9 +14,10 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.codec import from_json, to_json
 from phalanx.machine.facts import TorchFacts
 from phalanx.machine.gpus import GpuInventory
 from phalanx.machine.torch_child import TorchAnswer, ask_torch
@@ -30,6 +31,15 @@ _PREFIXES = ("CUDA", "TORCH", "PYTORCH", "ONEDNN", "DNNL", "MKL", "OMP", "NVIDIA
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME")
 
 AskTorch = Callable[[GpuInventory], TorchAnswer]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An answer on disk."""
+
+    made: float
+    facts: TorchFacts
+    worker_env: dict[str, str]
 
 
 def remembering_torch(ask: Callable[[], TorchAnswer] = ask_torch) -> AskTorch:
@@ -66,17 +76,16 @@ def _key(found: GpuInventory) -> str:
 
 def _recall(file: Path) -> TorchAnswer | None:
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if not 0 <= time.time() - record["made"] < _LIFE_S:
-            return None
-        facts = TorchFacts.from_json(record["facts"])
-        return TorchAnswer(facts=facts, worker_env=dict(record["worker_env"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = from_json(_Kept, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return None
+    if not 0 <= time.time() - kept.made < _LIFE_S:
+        return None
+    return TorchAnswer(facts=kept.facts, worker_env=kept.worker_env)
 
 
 def _keep(file: Path, facts: TorchFacts, worker_env: dict[str, str]) -> None:
-    record = {"made": time.time(), "facts": asdict(facts), "worker_env": worker_env}
+    record = to_json(_Kept(time.time(), facts, worker_env))
     with suppress(OSError):  # a full or read-only disk: the next start asks again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(file, json.dumps(record))

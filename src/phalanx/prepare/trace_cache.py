@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import Finding, errors_of
 from phalanx.planner.schema.footprint import COMPILED
 from phalanx.planner.schema.trace import EAGER, Trace
@@ -126,7 +127,7 @@ def _recall(key: str) -> Answer | None:
             return None
         if trace.weights_findings:  # they may have been fetched, to where nobody looks here
             return None
-        findings = [Finding.from_json(entry) for entry in record["findings"]]
+        findings = from_json(list[Finding], record["findings"])
         return trace, [*findings, _from_memory(age_s)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -137,7 +138,7 @@ def _keep(key: str, trace: Trace, findings: list[Finding]) -> None:
         "made": time.time(),
         "named": _named(trace.options),
         "trace": trace.to_json(),
-        "findings": [finding.to_json() for finding in findings],
+        "findings": to_json(findings),
     }
     try:
         folder = cache_folder("traces")

@@ -3,28 +3,22 @@
 from phalanx.errors import Finding, UserError, did_you_mean, format_seconds
 from phalanx.recipe import keys
 from phalanx.recipe.attention import attend_causally
-from phalanx.recipe.films import encode_film, missing_film_package
-from phalanx.recipe.interface import (
-    Batch,
+from phalanx.recipe.benchmarking import (
     Benchmarked,
+    Benchmarking,
     BenchmarkSettings,
-    Collected,
-    Data,
-    Epoch,
-    Exported,
-    Media,
-    Options,
-    Recipe,
-    Rows,
-    Sample,
-    Split,
-    Stored,
     TaskResult,
-    Term,
 )
+from phalanx.recipe.collecting import Collected, CollectingData
+from phalanx.recipe.exporting import Exporting
+from phalanx.recipe.films import encode_film, missing_film_package
+from phalanx.recipe.graphs import Exported, ExportingGraphs
+from phalanx.recipe.interface import Batch, Data, Epoch, Options, Recipe, Rows, Split, Term
+from phalanx.recipe.pretrained import PretrainedWeights, Stored
 from phalanx.recipe.progress import report
 from phalanx.recipe.rollouts import roll_out
-from phalanx.recipe.signing import sign_file
+from phalanx.recipe.showing import Media, Sample, Showing
+from phalanx.recipe.signing import Portable, sign_file
 from phalanx.recipe.tensors import Tensors
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import new_folder, write_atomic
@@ -34,16 +28,23 @@ __all__ = [
     "Batch",
     "BenchmarkSettings",
     "Benchmarked",
+    "Benchmarking",
     "Collected",
+    "CollectingData",
     "Data",
     "Epoch",
     "Exported",
+    "Exporting",
+    "ExportingGraphs",
     "Finding",
     "Media",
     "Options",
+    "Portable",
+    "PretrainedWeights",
     "Recipe",
     "Rows",
     "Sample",
+    "Showing",
     "Split",
     "Stored",
     "TaskResult",

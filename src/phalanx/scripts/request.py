@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding, UserError, did_you_mean, errors_of
 from phalanx.machine import Machine, probe_machine
 from phalanx.machine.environment import DEBUG_COMMUNICATION, looks_secret
@@ -188,7 +189,7 @@ def open_script_run(prepared: PreparedScript) -> Iterator[RunDirectory]:
     source = record_source(hide_secrets(sys.argv))
     with lock_run(run, command=source["command"]):
         write_atomic(run.source_file, json.dumps(source, indent=2))
-        write_atomic(run.machine_file, json.dumps(prepared.machine.to_json(), indent=2))
+        write_atomic(run.machine_file, json.dumps(to_json(prepared.machine), indent=2))
         write_atomic(run.launch_file, json.dumps(prepared.to_json(), indent=2))
         yield run
 

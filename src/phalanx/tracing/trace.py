@@ -23,8 +23,11 @@ from phalanx.engine.model.blocks import find_blocks
 from phalanx.engine.model.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.schema.trace import EAGER, Trace
+from phalanx.recipe.adoption import find_deprecated
+from phalanx.recipe.benchmarking import default_benchmark
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.loading import load_recipe, recipe_fingerprint
+from phalanx.recipe.pretrained import PretrainedWeights
 from phalanx.tracing.activations import trace_activations
 from phalanx.tracing.cacheable import examine_data
 from phalanx.tracing.parameters import list_weights
@@ -64,12 +67,12 @@ def trace_recipe(
         recipe = load_recipe(spec, options)
         if is_evaluation:
             recipe.splits = ("test",)
-        findings = list(recipe.check())
+        findings = [*find_deprecated(type(recipe)), *recipe.check()]
         if errors_of(findings):
             return None, findings
         trace = _trace(spec, recipe, precisions)
-        about = [finding.to_json() for finding in recipe.check_weights()]
-        return replace(trace, weights_findings=about), findings
+        about = recipe.check_weights() if isinstance(recipe, PretrainedWeights) else []
+        return replace(trace, weights_findings=[f.to_json() for f in about]), findings
     except UserError as error:
         return None, error.findings
     except Exception as error:
@@ -131,7 +134,7 @@ def _trace(spec: str, recipe: Recipe, precisions: Sequence[str]) -> Trace:
         weights=weights,
         metric=recipe.metric,
         metric_mode=recipe.metric_mode,
-        default_benchmark=recipe.default_benchmark,
+        default_benchmark=default_benchmark(recipe),
         fetch_s=fetch_seconds(train),
         fetch_line=fetch_time(train, activations.input_bytes or 0),
         input_bytes=activations.input_bytes,

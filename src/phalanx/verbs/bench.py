@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.machine.calibration import Calibration, MeasuredStep
@@ -60,7 +61,7 @@ class Bench:
             "precision": plan.precision.value,
             "measured": [
                 {
-                    **measured.to_json(),
+                    **to_json(measured),
                     "samples_per_s": throughput(measured.step) if measured.step else None,
                 }
                 for measured in self.measured
@@ -79,10 +80,10 @@ class Bench:
             "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
         }
         return {
-            "calibration": self.calibration.to_json(),
+            "calibration": to_json(self.calibration),
             "job": job if self.recipe is not None else None,
             "stored": str(self.stored),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 
@@ -211,9 +212,9 @@ class _Listener:
             case Measuring(what=what):
                 self._say(f"measuring: {what}")
             case DeviceMeasured(calibration=record):
-                self.calibration = Calibration.from_json(record)
+                self.calibration = from_json(Calibration, record)
             case SizeMeasured() as size:
-                self.measured.append(Measured.from_json(to_fields(size)))
+                self.measured.append(from_json(Measured, to_fields(size)))
             case Outcome(memory=memory) if memory is not None:
                 self._is_short_of_memory = True
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job import Override
 from phalanx.job.schema import Job
@@ -71,7 +72,7 @@ class Evaluated:
         record = asdict(self)
         record |= {name: record[name] and str(record[name]) for name in ("file", "run")}
         record["media"] = [str(path) for path in self.media]
-        record["findings"] = [finding.to_json() for finding in self.findings]
+        record["findings"] = to_json(self.findings)
         return record
 
 

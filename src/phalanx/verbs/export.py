@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Unpack
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.job import Override
 from phalanx.prepare.engine_child import require_answer
@@ -79,7 +80,7 @@ class Export:
             "files": self.files,
             "compared": self.compared,
             "metrics": self.metrics,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 

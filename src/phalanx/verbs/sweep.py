@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.job import Override
 from phalanx.machine import Machine
@@ -56,7 +57,7 @@ class SweepRow:
             "value": self.value,
             **{name: chosen[name].value if name in chosen else None for name in SHOWN},
             "device_bytes": self.device_bytes,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
         }
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode, Finding, short_path
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import Launcher, LauncherError
@@ -260,10 +261,10 @@ def follow_node(
             unfit = cannot_train(machine)
             if unfit:
                 code = int(ExitCode.MACHINE)
-                records = [finding.to_json() for finding in unfit]
+                records = to_json(unfit)
                 met.links[0].send({"findings": records, "exit_code": code})
                 return code, unfit, ""
-            met.links[0].send({"machine": machine.to_json()})
+            met.links[0].send({"machine": to_json(machine)})
             return TrainFollower(met, launcher, say).run()
     finally:
         met.close()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.diagnose.compare import TOLERANCE, Comparison, compare
 from phalanx.diagnose.difference_cause import explain
 from phalanx.diagnose.micro_batches import Cuts, about_dropout, compare_cuts, explain_cuts
@@ -89,7 +90,7 @@ class Verification:
             "micro_batch_size": plan.micro_batch_size.value,
             **self.comparison.to_json(),
             "planned": self.planned.to_json() if self.planned is not None else None,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": to_json(self.findings),
             "kept": str(self.kept) if self.kept else None,
         }
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.run.event_kinds import Pace, RankStarted, Usage
@@ -52,14 +51,14 @@ class Rank:
         }
 
 
+@dataclass
 class HeatMap:
     """Seconds per step of every rank over time, in a bounded number of columns."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.columns: list[dict[int, float]] = []
-        self._merged = 1
-        self._since = 0
+    times: list[float] = field(default_factory=list)
+    columns: list[dict[int, float]] = field(default_factory=list)
+    _merged: int = 1
+    _since: int = 0
 
     def add(self, time_s: float, step_s: dict[int, float]) -> None:
         if self.columns and self._since < self._merged:
@@ -84,27 +83,15 @@ class HeatMap:
             self._merged *= 2
             self._since = self._merged
 
-    def to_json(self) -> dict[str, Any]:
-        columns = [list(column.items()) for column in self.columns]
-        return {"times": self.times, "columns": columns, "merged": self._merged}
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> HeatMap:
-        heat = cls()
-        heat.times = record["times"]
-        heat.columns = [{int(r): s for r, s in column} for column in record["columns"]]
-        heat._merged = heat._since = record["merged"]
-        return heat
-
-
+@dataclass
 class Ranks:
     """All ranks of the newest attempt."""
 
-    def __init__(self) -> None:
-        self.by_number: dict[int, Rank] = {}
-        self.heat = HeatMap()
-        self.world = 0
-        self._said: set[int] = set()
+    by_number: dict[int, Rank] = field(default_factory=dict)
+    heat: HeatMap = field(default_factory=HeatMap)
+    world: int = 0
+    _said: set[int] = field(default_factory=set)
 
     def __getitem__(self, number: int) -> Rank:
         if len(self.by_number) >= MOST_RANKS:
@@ -145,23 +132,6 @@ class Ranks:
         if finding.slug == "straggler" and found:
             self._said.add(int(found[1]))
             self[int(found[1])].is_straggler = True
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "world": self.world,
-            "said": sorted(self._said),
-            "heat": self.heat.to_json(),
-            "ranks": [[number, asdict(rank)] for number, rank in self.by_number.items()],
-        }
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Ranks:
-        ranks = cls()
-        ranks.world = record["world"]
-        ranks._said = set(record["said"])
-        ranks.heat = HeatMap.from_json(record["heat"])
-        ranks.by_number = {int(number): Rank(**fields) for number, fields in record["ranks"]}
-        return ranks
 
 
 def _own(parts: dict[str, float], alone: list[str]) -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from phalanx.codec import from_json, to_json
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
 from phalanx.watch.state import RunState
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST_FILES = 200
 _MARK = 256  # bytes by which a file is known to be the same up to a place
 
@@ -26,18 +28,23 @@ class Place(NamedTuple):
     """Hash of what stands before the place."""
 
 
+@dataclass
+class _Saved:
+    """A file of this cache."""
+
+    format: int
+    run: str
+    places: dict[str, Place]
+    state: RunState
+
+
 def place_of(inode: int, offset: int, before: bytes) -> Place:
     return Place(inode, offset, _hash(before[-_MARK:]))
 
 
 def keep(run: Path, state: RunState, places: dict[str, Place]) -> None:
     """Remember what was read."""
-    record = {
-        "format": _FORMAT,
-        "run": str(run),
-        "places": {name: list(place) for name, place in places.items()},
-        "state": state.to_json(),
-    }
+    record = to_json(_Saved(_FORMAT, str(run), places, state))
     path = _file(run)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, json.dumps(record))
@@ -52,12 +59,12 @@ def kept(run: Path) -> tuple[RunState, dict[str, Place]] | None:
         record = json.loads(_file(run).read_text(encoding="utf-8"))
         if record["format"] != _FORMAT or record["run"] != str(run):
             return None
-        places = {str(name): Place(*place) for name, place in record["places"].items()}
-        if not all(_is_same(run / "events" / name, place) for name, place in places.items()):
-            return None
-        return RunState.from_json(record["state"]), places
+        saved = from_json(_Saved, record)
+        if all(_is_same(run / "events" / name, place) for name, place in saved.places.items()):
+            return saved.state, saved.places
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        pass
+    return None
 
 
 def _is_same(path: Path, place: Place) -> bool:

@@ -4,8 +4,9 @@ and each point keeps the least and the most of what it stands for."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 POINTS = 2000
 """As many as a wide screen can show."""
@@ -21,18 +22,18 @@ class Point(NamedTuple):
     high: float
 
 
+@dataclass
 class Series:
     """Points in the order in which they came."""
 
-    def __init__(self, limit: int = POINTS) -> None:
-        self._limit = max(4, limit)
-        self._points: list[Point] = []
-        self._waiting: list[Point] = []
-        self.per_point = 1
-        """How many of what came are joined into one point."""
-        self.num_bad = 0
-        """Values that were not finite and are in no point."""
-        self.last_bad_step: float | None = None
+    _limit: int = POINTS
+    _points: list[Point] = field(default_factory=list)
+    _waiting: list[Point] = field(default_factory=list)
+    per_point: int = 1
+    """How many of what came are joined into one point."""
+    num_bad: int = 0
+    """Values that were not finite and are in no point."""
+    last_bad_step: float | None = None
 
     def add(self, step: float, time_s: float, value: float) -> None:
         """Take the next value."""
@@ -79,26 +80,6 @@ class Series:
         if self._waiting:
             return self._waiting[-1]
         return self._points[-1] if self._points else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "limit": self._limit,
-            "per_point": self.per_point,
-            "num_bad": self.num_bad,
-            "last_bad_step": self.last_bad_step,
-            "points": [list(point) for point in self._points],
-            "waiting": [list(point) for point in self._waiting],
-        }
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Series:
-        series = cls(record["limit"])
-        series.per_point = record["per_point"]
-        series.num_bad = record["num_bad"]
-        series.last_bad_step = record["last_bad_step"]
-        series._points = [Point(*values) for values in record["points"]]
-        series._waiting = [Point(*values) for values in record["waiting"]]
-        return series
 
 
 def _join(points: list[Point] | tuple[Point, ...]) -> Point:

@@ -7,7 +7,7 @@ files are read one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.errors import Finding, format_bytes, signal_name
@@ -359,35 +359,6 @@ class RunState:
             end = after.began_s if after is not None else this.last_s or now_s or self.last_s
             total += this.ranks * max(0.0, (end or this.began_s) - this.began_s)
         return total
-
-    def to_json(self) -> dict[str, Any]:
-        """For the cache: all of it."""
-        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float | None)}
-        lists = ("attempts", "notes", "findings", "media", "evaluations")
-        return {
-            **plain,
-            **{name: [asdict(one) for one in getattr(self, name)] for name in lists},
-            **{name: getattr(self, name) for name in ("samples", "metrics", "best", "outcome")},
-            "series": {name: series.to_json() for name, series in self.series.items()},
-            "ranks": self.ranks.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> RunState:
-        kinds: dict[str, Any] = {
-            "attempts": Attempt,
-            "notes": Note,
-            "findings": Said,
-            "media": Media,
-            "evaluations": Evaluation,
-        }
-        values = {
-            **record,
-            **{name: [kind(**one) for one in record[name]] for name, kind in kinds.items()},
-            "series": {name: Series.from_json(one) for name, one in record["series"].items()},
-            "ranks": Ranks.from_json(record["ranks"]),
-        }
-        return cls(**values)
 
 
 def _short(text: str) -> str:

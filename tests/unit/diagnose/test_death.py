@@ -146,7 +146,7 @@ def test_each_attempt_has_its_own_death(tmp_path):
 def test_lines_are_counted_from_the_beginning_of_a_long_log(tmp_path):
     filler = "\n".join("x" * 99 for _ in range(30_000))  # 3 MB, of which 2 are read
     death = death_of(died(tmp_path, {0: f"{filler}\n{traceback(MISSING)}"}))
-    assert death.evidence[0].number == 30_000 + 5
+    assert death.evidence[0].line == 30_000 + 5
 
 
 def test_a_fix_has_the_numbers_of_the_plan(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.codec import to_json
 from phalanx.errors import UserError
 from phalanx.machine import Machine, parse_machine
 from phalanx.machine.catalogue import CATALOGUE, match_gpu
@@ -106,7 +107,7 @@ def test_every_card_of_the_catalogue_makes_a_machine_that_survives_json(gpu, cou
     if gpu.kind == "mps":
         count = nodes = 1
     machine = parse_machine(f"{nodes} nodes x {count}x {gpu.name}, {cores} cores")
-    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    assert Machine.from_json(json.loads(json.dumps(to_json(machine)))) == machine
     assert len(machine.links) == len(machine.gpus) * (len(machine.gpus) - 1) // 2
     assert cannot_train(machine) == []
     for found in machine.gpus:
@@ -153,7 +154,7 @@ def test_all_problems_at_once():
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_machine_file_or_the_output_of_check(tmp_path, load_machine, wrapped):
     machine = load_machine("8xa100")
-    data = machine.to_json()
+    data = to_json(machine)
     path = tmp_path / "machine.json"
     path.write_text(json.dumps({"machine": data, "findings": []} if wrapped else data))
     assert parse_machine(str(path)) == machine
@@ -170,7 +171,7 @@ def test_a_file_that_is_no_machine(tmp_path, content):
 
 
 def test_a_machine_file_of_before_nodes_loads(load_machine):
-    data = load_machine("2x4090").to_json()
+    data = to_json(load_machine("2x4090"))
     for name in ("nodes", "node_link_gbps", "assumed"):
         del data[name]
     assert Machine.from_json(data).nodes == 1

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.codec import from_json, to_json
 from phalanx.watch.series import Series
 
 
@@ -49,7 +50,7 @@ def test_values_between_points_widen_the_last_one():
 @pytest.mark.parametrize("count", [1, 7, 3000])
 def test_reads_back_from_json(count):
     series = filled(range(count))
-    again = Series.from_json(series.to_json())
+    again = from_json(Series, to_json(series))
     again.add(count + 1, 0.0, 1.0)
     series.add(count + 1, 0.0, 1.0)
     assert again.points() == series.points()

@@ -5,13 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.errors import Finding, UserError
 
+if TYPE_CHECKING:  # takes a third of a second to import
+    from phalanx.job import Override
+
 Command = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class GivenJob:
+    """A job as the command line names it."""
+
+    job: str | None
+    overrides: list[Override | str]
+    notes: list[Finding]
+    """About the meaning of options."""
+
 
 _JOB = typer.Argument(help="A job file, a recipe's name, or your own `file.py:Class`.")
 _OVERRIDES = typer.Argument(
@@ -159,10 +174,10 @@ _INSTEAD = {
 def with_job_options(command: Command) -> Command:
     """Give a command the job argument, the overrides and the shared options.
 
-    The command is called as `command(job, overrides, notes, **its_own_options)`. An option of its
+    The command is called as `command(given, **its_own_options)` with a `GivenJob`. An option of its
     own takes the place of a shared one of the same name; an argument of its own comes before the
     job."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[3:]
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     shared = {name: o for name, o in _OPTIONS.items() if name not in {p.name for p in own}}
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     first = [p for p in own if type(p.annotation.__metadata__[0]) is type(_JOB)]
@@ -174,7 +189,7 @@ def with_job_options(command: Command) -> Command:
         if job is not None and "=" in job:  # `train --resume RUN epochs=3` has no job
             overrides, job = [job, *(overrides or [])], None
         collected, notes = collect_overrides(given)
-        return command(job, [*collected, *(overrides or [])], notes, **values)
+        return command(GivenJob(job, [*collected, *(overrides or [])], notes), **values)
 
     parameters = [
         *first,
@@ -198,12 +213,12 @@ def parameter_of(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-def collect_overrides(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def collect_overrides(given: dict[str, Any]) -> tuple[list[Override | str], list[Finding]]:
     """Overrides of the job from the options that were given, and notes about their meaning."""
     from phalanx.job import Override
 
     notes: list[Finding] = []
-    overrides: list[Any] = []
+    overrides: list[Override | str] = []
 
     def flag(name: str) -> str:
         return "--" + name.replace("_", "-")
@@ -283,7 +298,7 @@ def parse_gpus(text: str) -> Any:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def _per_gpu_note(batch: int, accumulation: int, given: dict[str, Any]) -> Any:
+def _per_gpu_note(batch: int, accumulation: int, given: dict[str, Any]) -> Finding:
     ranks = _count_ranks(given)
     unit = "CPU process" if "cpu" in given else "GPU"
     product = f"{batch} x {accumulation} x the number of GPUs"

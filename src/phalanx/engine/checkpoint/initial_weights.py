@@ -23,6 +23,7 @@ from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError
 from phalanx.recipe.interface import Recipe
+from phalanx.recipe.pretrained import PretrainedWeights
 from phalanx.run.checkpoints import MODEL_FILE, STATE_FILE
 
 _SHOWN = 5
@@ -62,7 +63,8 @@ def load_initial_weights(
 def plain_file(recipe: Recipe, path: Path) -> Path:
     """The file, or where it is in a form of another tool the safetensors file that the recipe makes
     of it."""
-    if path.suffix == ".safetensors" or not path.is_file():
+    is_plain = path.suffix == ".safetensors" or not path.is_file()
+    if is_plain or not isinstance(recipe, PretrainedWeights):
         return path
     return recipe.weights_file(path) or path
 

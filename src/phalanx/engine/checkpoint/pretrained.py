@@ -16,7 +16,7 @@ from phalanx.engine.model.shards import Shard, find_aliases
 from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding, UserError, format_bytes
-from phalanx.recipe.interface import Stored
+from phalanx.recipe.pretrained import Stored
 
 ELSEWHERE = "elsewhere"
 """Key of a checkpoint's state: the files of weights that it does not hold."""

@@ -22,6 +22,7 @@ from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.process.failure import own_line
 from phalanx.errors import Finding, UserError
 from phalanx.job.schema import Job
+from phalanx.recipe.exporting import Exporting
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
 from phalanx.run.checkpoints import (
@@ -67,7 +68,7 @@ def is_average_used(job: Job) -> bool:
 def export_beside(recipe: Recipe, checkpoint: Path, *, is_average: bool) -> list[Finding]:
     """Let the recipe write its files into a checkpoint that is not finished yet. They go through a
     folder of their own: none may take the name of one of the checkpoint's."""
-    if not _exports(recipe):
+    if not isinstance(recipe, Exporting):
         return []
     apart = checkpoint / ".export"
     apart.mkdir()
@@ -94,7 +95,7 @@ def export_final(run: RunDirectory, job: Job, events: EventWriter) -> None:
     """Let the recipe write `final_model/` from the best checkpoint; the first rank does, once the
     others are free to leave."""
     recipe = load_recipe(job.recipe, job.options)
-    if not _exports(recipe):
+    if not isinstance(recipe, Exporting):
         return
     started = time.perf_counter()
     saved, findings = best_good(run.checkpoints)
@@ -121,7 +122,7 @@ def export_final(run: RunDirectory, job: Job, events: EventWriter) -> None:
 
 
 def _write_folder(
-    recipe: Recipe, tensors: CheckpointTensors, folder: Path, form: str
+    recipe: Exporting, tensors: CheckpointTensors, folder: Path, form: str
 ) -> list[Finding]:
     """Make a folder whole or not at all."""
     try:
@@ -134,7 +135,7 @@ def _write_folder(
     return []
 
 
-def findings_of_error(error: Exception, recipe: Recipe, form: str) -> list[Finding]:
+def findings_of_error(error: Exception, recipe: Recipe | Exporting, form: str) -> list[Finding]:
     """What stopped a form from being written."""
     if isinstance(error, UserError):
         return error.findings
@@ -149,7 +150,7 @@ def findings_of_error(error: Exception, recipe: Recipe, form: str) -> list[Findi
     ]
 
 
-def nothing_written(recipe: Recipe, form: str) -> Finding:
+def nothing_written(recipe: Recipe | Exporting, form: str) -> Finding:
     """A recipe that left its folder empty."""
     return Finding(
         slug="export-nothing",
@@ -159,7 +160,7 @@ def nothing_written(recipe: Recipe, form: str) -> Finding:
     )
 
 
-def _name_taken(recipe: Recipe, name: str) -> Finding:
+def _name_taken(recipe: Exporting, name: str) -> Finding:
     return Finding(
         slug="export-name",
         what=f"the recipe's `{name}` is not kept beside the checkpoint",
@@ -167,7 +168,3 @@ def _name_taken(recipe: Recipe, name: str) -> Finding:
         fix="another name for it where form is `checkpoint`",
         severity="warning",
     )
-
-
-def _exports(recipe: Recipe) -> bool:
-    return type(recipe).export is not Recipe.export

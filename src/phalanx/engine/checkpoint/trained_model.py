@@ -16,6 +16,7 @@ from phalanx.engine.strategies.single import Single
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.keys import make_key
+from phalanx.recipe.pretrained import stored_weights
 
 
 def build_model(
@@ -26,7 +27,7 @@ def build_model(
     torch.manual_seed(make_key(0, INIT) & (1 << 62) - 1)  # nothing of it is left
     device = device or torch.device("cpu")
     strategy = Single(recipe, recipe.model().to(device), Process(0, 1, device, "none"))
-    pretrained = Pretrained(recipe.weights())
+    pretrained = Pretrained(stored_weights(recipe))
     pretrained.load(strategy)
     findings = load_initial_weights(strategy, plain_file(recipe, weights), pretrained)
     return strategy.model.eval(), findings

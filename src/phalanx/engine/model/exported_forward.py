@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from phalanx.errors import Finding, UserError
-from phalanx.recipe.interface import Batch, Exported, Recipe
+from phalanx.recipe.graphs import Exported, ExportingGraphs
+from phalanx.recipe.interface import Batch, Recipe
 
 Run = Callable[..., tuple[Tensor, ...]]
 """Runs an exported file on its named inputs."""
@@ -20,7 +21,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 def find_exported(recipe: Recipe, model: nn.Module, batch: Batch) -> Exported:
     """What the recipe exports of this model; `batch` is a micro-batch to find it with."""
-    said = recipe.exported(model)
+    said = recipe.exported(model) if isinstance(recipe, ExportingGraphs) else None
     return said if said is not None else _Call.of(recipe, model, batch).exported(recipe, model)
 
 

@@ -38,6 +38,7 @@ from phalanx.planner.memory.deepspeed import deepspeed_settings
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.recipe.keys import make_key
+from phalanx.recipe.pretrained import stored_weights
 
 if TYPE_CHECKING:
     from phalanx.engine.data.disk_cache import DiskCache
@@ -72,7 +73,7 @@ class Assembly:
             and not facts_of(plan.strategy.value).has_half_weights,
         )
         self.precision.configure()
-        self.pretrained = Pretrained(recipe.weights())
+        self.pretrained = Pretrained(stored_weights(recipe))
         """What the recipe reads from files."""
         self.findings: list[Finding] = []
         """What was found on the way here."""

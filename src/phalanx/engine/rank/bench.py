@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from phalanx.codec import to_json
 from phalanx.engine.data.fetch_time import fetch_seconds
 from phalanx.engine.process.device_memory import clear_device
 from phalanx.engine.process.group import Process, StopRequest, join
@@ -123,11 +124,11 @@ def run_bench(
     def say(what: str) -> None:
         write(Measuring(what=what))
 
-    write(DeviceMeasured(calibration=measure_device(process, say).to_json()))
+    write(DeviceMeasured(calibration=to_json(measure_device(process, say))))
     asked = plan.measured_micro_batches or []
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
-        write(SizeMeasured(**measured.to_json()))
+        write(SizeMeasured(**to_json(measured)))
         # A signal reaches the ranks one after the other: they stop where the first one says.
         is_stopped = bool(process.agree(int(stop.is_set)))
         if is_stopped:

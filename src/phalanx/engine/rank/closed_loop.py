@@ -15,7 +15,15 @@ import torch
 from phalanx.engine.checkpoint.trained_model import build_model
 from phalanx.engine.process.failure import own_line
 from phalanx.errors import Finding, UserError, did_you_mean
-from phalanx.recipe.interface import Benchmarked, BenchmarkSettings, Recipe, TaskResult
+from phalanx.recipe.benchmarking import (
+    Benchmarked,
+    Benchmarking,
+    BenchmarkSettings,
+    TaskResult,
+    default_benchmark,
+    known_benchmarks,
+)
+from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
 from phalanx.run.media import write_named
 
@@ -43,11 +51,11 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     recipe = load_recipe(request["recipe"], request["options"])
     name, chosen = request["benchmark"], []
     if name is None:
-        name = recipe.default_benchmark
+        name = default_benchmark(recipe)
         if name is None:
             raise UserError(_none_is_usual(recipe, request["recipe"], request["flags"]))
         chosen = [_usual(request["recipe"], name, request["flags"])]
-    if name not in recipe.benchmarks:
+    if not isinstance(recipe, Benchmarking) or name not in recipe.benchmarks:
         raise UserError(_unknown(recipe, request["recipe"], name))
     device = _device(request["device"])
     model, findings = build_model(recipe, Path(request["file"]), device)
@@ -106,7 +114,7 @@ def _write_media(done: Benchmarked, folder: str | None) -> list[dict[str, str]]:
 
 
 def _unknown(recipe: Recipe, spec: str, name: str) -> Finding:
-    there = recipe.benchmarks
+    there = known_benchmarks(recipe)
     known = "; ".join(f"{key}: {meaning}" for key, meaning in there.items()) or "it has none"
     return Finding(
         slug="unknown-benchmark",
@@ -129,12 +137,13 @@ def _usual(spec: str, name: str, flags: str) -> Finding:
 
 
 def _none_is_usual(recipe: Recipe, spec: str, flags: str) -> Finding:
-    known = ", ".join(recipe.benchmarks) or "none"
+    there = known_benchmarks(recipe)
+    known = ", ".join(there) or "none"
     return Finding(
         slug="no-benchmark",
         what=f"{flags}: of no use without --benchmark",
         why=f"recipe = {spec} names no benchmark as its usual one; it has: {known}",
-        fix=" or ".join(f"--benchmark {key}" for key in recipe.benchmarks)
+        fix=" or ".join(f"--benchmark {key}" for key in there)
         or "without these options: its test split",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.engine.process.failure import own_line
 from phalanx.errors import Finding, UserError
+from phalanx.recipe.collecting import CollectingData, collecting_settings
 from phalanx.recipe.loading import builtin_recipes, judge_options, load_recipe_class
 
 
@@ -27,7 +28,7 @@ def run_collect(request_file: Path, result_file: Path) -> None:
 
 def _collect(request: dict[str, Any]) -> dict[str, Any]:
     recipe = load_recipe_class(request["recipe"])
-    if recipe.Collecting is None:
+    if not issubclass(recipe, CollectingData) or recipe.Collecting is None:
         raise UserError(_collects_nothing(request["recipe"]))
     settings = judge_options(recipe.Collecting, request["settings"])
     out = Path(request["out"]) if request["out"] is not None else None
@@ -42,7 +43,7 @@ def _collect(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collects_nothing(spec: str) -> Finding:
-    able = [name for name in builtin_recipes() if load_recipe_class(name).Collecting is not None]
+    able = [name for name in builtin_recipes() if collecting_settings(load_recipe_class(name))]
     return Finding(
         slug="collects-nothing",
         what=f"the recipe `{spec}` collects no data of its own",

@@ -36,7 +36,7 @@ from phalanx.engine.training.step import StepResult, TrainStep
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
-from phalanx.recipe.interface import Media
+from phalanx.recipe.showing import Media
 from phalanx.run.event_kinds import (
     Body,
     Evaluate,

@@ -43,6 +43,7 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Recipe
+from phalanx.recipe.signing import portable_options
 from phalanx.run.attempt import RunTakenError
 from phalanx.run.checkpoints import (
     STATE_FILE,
@@ -93,7 +94,7 @@ class Saving:
         self._strategy = strategy
         self._pretrained = pretrained
         self._recipe = recipe
-        self._portable = dict(recipe.portable_options())
+        self._portable = dict(portable_options(recipe))
         self._said: set[Finding] = set()
         self._is_writer = process.is_first or strategy.facts.is_sharded
         self._writers: Process | None = None

@@ -29,8 +29,9 @@ from phalanx.errors import ExitCode, Finding
 from phalanx.job.load import load_job
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
-from phalanx.recipe.interface import Media, Recipe
+from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
+from phalanx.recipe.showing import Media
 from phalanx.run.attempt import RunTakenError
 from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory

@@ -25,7 +25,8 @@ from phalanx.engine.strategies.skipped_steps import (
 )
 from phalanx.errors import Finding
 from phalanx.job.strategies import facts_of
-from phalanx.recipe.interface import Batch, Media, Recipe, Sample, Term
+from phalanx.recipe.interface import Batch, Recipe, Term
+from phalanx.recipe.showing import Media, Sample, Showing
 
 _CLIP_EPSILON = 1e-6  # torch's own
 
@@ -65,6 +66,7 @@ class LossModule(nn.Module):
     ) -> Mapping[str, Any] | torch.Tensor | Sequence[Sample | Media]:
         with self.autocast():
             if is_evaluation and batch is None:
+                assert isinstance(self._recipe, Showing)
                 return self._recipe.samples(self.model)
             if is_evaluation:
                 return self._recipe.evaluate(self.model, batch)

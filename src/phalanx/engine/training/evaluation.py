@@ -21,7 +21,8 @@ from phalanx.engine.strategies.base import Strategy
 from phalanx.errors import Finding
 from phalanx.planner.schema.micro_batches import deal, split_evenly
 from phalanx.planner.schema.plan import Plan
-from phalanx.recipe.interface import Media, Recipe, Rows, Sample
+from phalanx.recipe.interface import Recipe, Rows
+from phalanx.recipe.showing import Media, Sample, Showing
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Evaluator:
         has_samples: bool = True,
     ) -> None:
         """Inside `weights()` the model has the weights that are to be evaluated."""
-        self._has_samples = has_samples and type(recipe).samples is not Recipe.samples
+        self._has_samples = has_samples and isinstance(recipe, Showing)
         self._weights = weights
         self._recipe = recipe
         self._strategy = strategy
@@ -112,7 +113,7 @@ class Evaluator:
     @during("evaluate")
     def charts(self, evaluation: Evaluation) -> tuple[list[Media], list[Finding]]:
         """What the recipe draws of an evaluation, or what went wrong."""
-        if type(self._recipe).charts is Recipe.charts:
+        if not isinstance(self._recipe, Showing):
             return [], []
         try:
             return list(self._recipe.charts(evaluation.sums)), []

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding, UserError, format_bytes
 from phalanx.machine import Machine
+from phalanx.places.remote.answers import Look
 from phalanx.places.remote.first_look import no_python
 from phalanx.places.remote.places import Place
 from phalanx.places.remote.ssh import Connection, LineDroppedError
@@ -51,44 +52,50 @@ def examine(
     if found.python is None:
         seen.findings.append(no_python(place, found))
         return seen
-    facts = connection.ask(
-        "look", path=place.path, python=place.python, paths=list(files), project=project
-    )
-    seen.missing, seen.path = facts["missing"], facts["path"]
+    facts = look_at(connection, project, files)
+    seen.missing, seen.path = facts.missing, facts.path
     seen.rows += _rows(place, found.python, facts)
     seen.findings += _judge(place, facts, needs_bytes)
-    if is_whole and "phalanx" in facts["packages"]:
-        python = (place.python and found.python) or f"{facts['path']}/env/bin/python"
-        seen.machine, problems = _ask_check(connection, python, facts["nearest"])
+    if is_whole and "phalanx" in facts.packages:
+        python = (place.python and found.python) or f"{facts.path}/env/bin/python"
+        seen.machine, problems = _ask_check(connection, python, facts.nearest)
         seen.findings += problems
     if seen.machine is None:
         seen.rows += _gpu_rows(facts)
     return seen
 
 
-def _rows(place: Place, python: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    packages = facts["packages"]
-    yield "system", f"{facts['host']}: {facts['system']}, {facts['cores']} cores"
-    yield "python", f"{facts['python']} ({python})"
+def look_at(connection: Connection, project: str, files: Sequence[str]) -> Look:
+    """What there is, and which of these files of a project are missing."""
+    place, paths = connection.place, list(files)
+    return connection.ask(
+        Look, "look", path=place.path, python=place.python, paths=paths, project=project
+    )
+
+
+def _rows(place: Place, python: str, facts: Look) -> Iterator[tuple[str, str]]:
+    packages = facts.packages
+    yield "system", f"{facts.host}: {facts.system}, {facts.cores} cores"
+    yield "python", f"{facts.python} ({python})"
     if place.python:
         yield "environment", f"{place.python}, used as it is"
     else:
-        made = f"{facts['path']}/env"
+        made = f"{facts.path}/env"
         own = ", on top of the machine's own packages" if place.site_packages else ""
         yield "environment", made + (own if packages else f": made by `remote train`{own}")
     listed = ", ".join(f"{name} {number}" for name, number in packages.items())
     yield "packages", listed or "none of ours"
-    if facts["memory_bytes"] is not None:
-        yield "free memory", format_bytes(facts["memory_bytes"])
-    access = "writable" if facts["is_writable"] else "not writable"
-    yield "path", f"{facts['path']}: {format_bytes(facts['free_bytes'])} free, {access}"
+    if facts.memory_bytes is not None:
+        yield "free memory", format_bytes(facts.memory_bytes)
+    access = "writable" if facts.is_writable else "not writable"
+    yield "path", f"{facts.path}: {format_bytes(facts.free_bytes)} free, {access}"
 
 
-def _gpu_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _gpu_rows(facts: Look) -> Iterator[tuple[str, str]]:
     """GPUs by nvidia-smi, before there is a Phalanx to ask."""
-    driver = facts["driver"][0][0] if facts["driver"] else None
+    driver = facts.driver[0][0] if facts.driver else None
     yield "driver", f"NVIDIA {driver}" if driver else "no NVIDIA driver answers"
-    for index, name, total, free, capability in (r for r in facts["gpus"] if len(r) == 5):
+    for index, name, total, free, capability in (r for r in facts.gpus if len(r) == 5):
         is_known = capability[:1].isdecimal()
         precisions = "precisions unknown"
         if is_known:
@@ -101,18 +108,18 @@ def _gib(mib: str) -> str:
     return f"{int(mib) * 2**20 / _GIB:.1f}" if mib.isdecimal() else "?"
 
 
-def _judge(place: Place, facts: dict[str, Any], needs_bytes: int) -> Iterator[Finding]:
-    packages = facts["packages"]
-    if not facts["is_writable"]:
+def _judge(place: Place, facts: Look, needs_bytes: int) -> Iterator[Finding]:
+    packages = facts.packages
+    if not facts.is_writable:
         yield Finding(
             slug="remote-unwritable",
-            what=f"`{facts['path']}` on {place.target} cannot be written",
-            why=f"no permission in `{facts['nearest']}`, or it is no folder",
+            what=f"`{facts.path}` on {place.target} cannot be written",
+            why=f"no permission in `{facts.nearest}`, or it is no folder",
             fix=f"phalanx remote add {place.name} {place.target} --path A_FOLDER_OF_YOURS",
         )
-    elif needs_bytes > facts["free_bytes"]:
-        where = f"`{facts['path']}` on {place.target}"
-        yield no_room(where, needs_bytes, facts["free_bytes"])
+    elif needs_bytes > facts.free_bytes:
+        where = f"`{facts.path}` on {place.target}"
+        yield no_room(where, needs_bytes, facts.free_bytes)
     if place.python and "phalanx" not in packages:
         yield Finding(
             slug="remote-phalanx",
@@ -121,10 +128,10 @@ def _judge(place: Place, facts: dict[str, Any], needs_bytes: int) -> Iterator[Fi
             fix="pip install phalanx into it; or leave --python out, and one is made: phalanx "
             f"remote add {place.name} {place.target}",
         )
-    if not place.python and not facts["has_venv"] and not packages:
+    if not place.python and not facts.has_venv and not packages:
         yield Finding(
             slug="remote-venv",
-            what=f"Python {facts['python']} on {place.target} has no venv or no ensurepip",
+            what=f"Python {facts.python} on {place.target} has no venv or no ensurepip",
             why="the environment is made with them",
             fix="apt install python3-venv there, or name an environment with --python",
         )
@@ -163,7 +170,7 @@ def _ask_check(
             lines += [record["line"]] if "line" in record else []
         told = json.loads("\n".join(lines))
         machine = Machine.from_json(told["machine"])
-        return machine, [Finding.from_json(record) for record in told["findings"]]
+        return machine, from_json(list[Finding], told["findings"])
     except (LineDroppedError, UserError, ValueError, KeyError, TypeError) as error:
         last = next((line.strip() for line in reversed(lines) if line.strip()), str(error))
         return None, [

@@ -148,8 +148,8 @@ def runs(path: str) -> None:
         if record:
             code = ended(folder)
             progress = _progress(Path(record["run"]))
-            found.append({**record, "ended": code, **progress})
-    say(runs=sorted(found, key=lambda record: record["time"]))
+            found.append({**record, "time_s": record["time"], "ended": code, **progress})
+    say(runs=sorted(found, key=lambda record: record["time_s"]))
 
 
 def _progress(run: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import yaml
 
 from phalanx.errors import ExitCode, Finding, UserError, format_bytes
 from phalanx.places.remote import transfer
+from phalanx.places.remote.answers import RemoteRun
 from phalanx.places.remote.request import project_of
-from phalanx.places.remote.runs import RemoteRun
 from phalanx.places.remote.ssh import Connection
 from phalanx.run.directory import LATEST, RunDirectory, swap_link, write_atomic
 from phalanx.run.guards import require_link

@@ -14,9 +14,9 @@ from typing import Any
 
 from phalanx.errors import Finding
 from phalanx.job import LoadedJob, Override
+from phalanx.places.remote.answers import RemoteRun
 from phalanx.places.remote.environment import extras_of
 from phalanx.places.remote.places import Place
-from phalanx.places.remote.runs import RemoteRun
 from phalanx.places.slurm.request import load_job_elsewhere, name_from, words_of
 from phalanx.recipe.loading import builtin_recipes
 

@@ -1,17 +1,17 @@
-"""Runs over there: started so that they outlive the connection, listed, followed, told to stop."""
+"""Runs over there: listed, followed, told to stop."""
 
 from __future__ import annotations
 
 import base64
 import re
-import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean
+from phalanx.places.remote.answers import RemoteRun, Runs, Told
 from phalanx.places.remote.refusals import AGAIN
 from phalanx.places.remote.ssh import BEAT_S, Connection, LineDroppedError
 from phalanx.run.directory import LATEST
@@ -24,88 +24,15 @@ _LONGEST_WAIT_S = 15.0
 _LOG = "output.log"
 
 
-@dataclass(frozen=True)
-class RemoteRun:
-    """A run as its machine knows it."""
-
-    name: str
-    run: str
-    """Its run directory over there."""
-    project: str
-    """The folder over there that was pushed."""
-    ended: int | str | None
-    """Its exit code; None while it runs; `gone` when nobody has seen it end."""
-    step: int | None
-    best: str | None
-    time_s: float
-
-    @property
-    def state(self) -> str:
-        if self.ended is None:
-            return "running"
-        if isinstance(self.ended, str):
-            return "gone"
-        words = {0: "finished", int(ExitCode.STOPPED): "stopped, saved"}
-        return words.get(self.ended, f"failed ({self.ended})")
-
-
-def start_run(
-    connection: Connection,
-    path: str,
-    *,
-    name: str,
-    project: str,
-    run: str,
-    argv: Sequence[str],
-    env: dict[str, str],
-    is_resumed: bool = False,
-) -> None:
-    """Start a run that goes on without us. The one place that knows how."""
-    said = connection.ask(
-        "start",
-        path=path,
-        name=name,
-        project=project,
-        run=run,
-        argv=list(argv),
-        env=env,
-        token=secrets.token_hex(8),
-        is_resumed=is_resumed,
-    )
-    if "taken" in said:
-        place = connection.place.name
-        is_running = said["taken"] == "running"
-        raise UserError(
-            Finding(
-                slug="remote-run-exists",
-                what=f"there is a run {name!r} on {connection.place.target}"
-                + (", and it is running" if is_running else ""),
-                why=f"its files are in {path}/started/{name} and {path}/{project}/{run}",
-                fix=f"phalanx remote attach {place} {name}"
-                if is_running
-                else f"another --name, or go on with it: phalanx remote train {place} "
-                f"--resume {name}",
-            )
-        )
-
-
 def list_runs(connection: Connection) -> list[RemoteRun]:
     """Every run that was started there, the newest last."""
-    said = connection.ask("runs", path=connection.place.path)
+    said = connection.ask(Runs, "runs", path=connection.place.path)
     # A name becomes a folder here: one that leaves it, or is a name of ours, is not taken from a
     # machine that was broken into.
     return [
-        RemoteRun(
-            name=record["name"],
-            run=record["run"],
-            project=record["project"],
-            ended=record["ended"],
-            step=record["step"],
-            best=record["best"],
-            time_s=record["time"],
-        )
-        for record in said["runs"]
-        if re.fullmatch(RUN_NAME, record["name"], re.ASCII) and record["name"] != LATEST
+        run
+        for run in said.runs
+        if re.fullmatch(RUN_NAME, run.name, re.ASCII) and run.name != LATEST
     ]
 
 
@@ -134,10 +61,8 @@ def find_remote_run(connection: Connection, name: str | None) -> RemoteRun:
 
 def stop_run(connection: Connection, run: RemoteRun) -> bool:
     """Tell a run to finish its step, save and end; whether it was still there to hear it."""
-    said = connection.ask(
-        "tell", path=connection.place.path, name=run.name, number=int(signal.SIGTERM)
-    )
-    return bool(said["is_told"])
+    path, number = connection.place.path, int(signal.SIGTERM)
+    return connection.ask(Told, "tell", path=path, name=run.name, number=number).is_told
 
 
 @dataclass

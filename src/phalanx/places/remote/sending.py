@@ -1,8 +1,9 @@
-"""Everything before a run over there: look, push, make the environment. Each part says all that is
+"""A run over there is begun: look, push, make the environment, start. Each part says all that is
 wrong with it at once; what was pushed already is not sent again."""
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of, format_bytes
 from phalanx.places.remote import transfer
-from phalanx.places.remote.checks import examine
+from phalanx.places.remote.answers import Folder, Started
+from phalanx.places.remote.checks import examine, look_at
 from phalanx.places.remote.environment import Wanted, make_environment, write_wheel
 from phalanx.places.remote.request import TrainRequest, missing_findings
 from phalanx.places.remote.ssh import Connection
@@ -47,14 +49,8 @@ def send_project(
     _raise_if_errors(seen.findings, ExitCode.MACHINE)
     rules = transfer.filters(Path.cwd(), include=include, leave_out=request.leave_out)
     _push(connection, Path.cwd(), f"{seen.path}/{request.project}", rules, say, update)
-    facts = connection.ask(
-        "look",
-        path=place.path,
-        python=place.python,
-        paths=list(request.files),
-        project=request.project,
-    )
-    _raise_if_errors(list(missing_findings(place, facts["missing"], is_pushed=True)))
+    missing = look_at(connection, request.project, request.files).missing
+    _raise_if_errors(list(missing_findings(place, missing, is_pushed=True)))
     if place.python:
         python = connection.find().python or place.python
     else:
@@ -65,6 +61,40 @@ def send_project(
         )
     findings = [f for f in seen.findings if f.severity == "warning"]
     return Sent(seen.path, python, [*findings, *_gitignore_notes()])
+
+
+def start_run(
+    connection: Connection, sent: Sent, request: TrainRequest, environment: dict[str, str]
+) -> None:
+    """Start a run that goes on without us. The one place that knows how."""
+    name, place = request.name, connection.place
+    taken = connection.ask(
+        Started,
+        "start",
+        path=sent.path,
+        name=name,
+        project=request.project,
+        run=request.run,
+        argv=request.argv(sent.python),
+        env=environment,
+        token=secrets.token_hex(8),
+        is_resumed=request.is_resumed,
+    ).taken
+    if taken is not None:
+        is_running = taken == "running"
+        raise UserError(
+            Finding(
+                slug="remote-run-exists",
+                what=f"there is a run {name!r} on {place.target}"
+                + (", and it is running" if is_running else ""),
+                why=f"its files are in {sent.path}/started/{name} and "
+                f"{sent.path}/{request.project}/{request.run}",
+                fix=f"phalanx remote attach {place.name} {name}"
+                if is_running
+                else f"another --name, or go on with it: phalanx remote train {place.name} "
+                f"--resume {name}",
+            )
+        )
 
 
 def _wrong_paths(
@@ -102,10 +132,10 @@ def _push(
     connection: Connection, source: Path, far: str, rules: Sequence[str], say: Say, update: Say
 ) -> None:
     target = connection.place.target
-    room = connection.ask("make", path=far)
-    load = transfer.measure(connection, source, room["path"], rules)
-    if load.num_bytes > room["free_bytes"]:
-        finding = transfer.no_room(f"`{far}` on {target}", load.num_bytes, room["free_bytes"])
+    room = connection.ask(Folder, "make", path=far)
+    load = transfer.measure(connection, source, room.path, rules)
+    if load.num_bytes > room.free_bytes:
+        finding = transfer.no_room(f"`{far}` on {target}", load.num_bytes, room.free_bytes)
         raise UserError(finding, exit_code=ExitCode.MACHINE)
     what = f"{load.files} files, {format_bytes(load.num_bytes)}"
     update(f"pushing {what}")
@@ -113,7 +143,7 @@ def _push(
     def on_progress(done: int, percent: int) -> None:
         update(f"pushing {what}: {percent}%")
 
-    transfer.push(connection, source, room["path"], rules=rules, on_progress=on_progress)
+    transfer.push(connection, source, room.path, rules=rules, on_progress=on_progress)
     say(f"pushed {what} to {target}:{far}")
 
 
@@ -128,7 +158,7 @@ def _environment(
 ) -> str:
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         wheel = write_wheel(Path(folder))
-        wheels = connection.ask("make", path=f"{path}/wheels")["path"]
+        wheels = connection.ask(Folder, "make", path=f"{path}/wheels").path
         transfer.push(connection, Path(folder), wheels, on_progress=lambda done, percent: None)
     wanted = Wanted(wheel, request.extras, requirements, has_wheelhouse)
     lines = 0

@@ -15,19 +15,22 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from phalanx.codec import from_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.places.remote import far_side
 from phalanx.places.remote.first_look import Found, look_script, no_python, parse_look
 from phalanx.places.remote.places import Place
 from phalanx.places.remote.program import program_for
 from phalanx.places.remote.refusals import refusal
+
+T = TypeVar("T")
 
 CONNECT_S = 10
 """How long one try to reach the machine may take."""
@@ -119,7 +122,7 @@ class Connection:
         assert not any(c.isspace() or c in "'\"" for word in words for c in word), words
         return words
 
-    def run(self, words: Sequence[str], text: str, *, timeout_s: float = _ANSWER_S) -> Answer:
+    def run(self, words: Sequence[str], text: str) -> Answer:
         """Run a command over there with this on its stdin."""
         try:
             done = subprocess.run(
@@ -128,12 +131,12 @@ class Connection:
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=timeout_s,
+                timeout=_ANSWER_S,
                 check=False,
                 start_new_session=True,  # Ctrl-C is ours to handle, not ssh's
             )
         except subprocess.TimeoutExpired:
-            raise LineDroppedError(f"no answer within {timeout_s:.0f} s") from None
+            raise LineDroppedError(f"no answer within {_ANSWER_S:.0f} s") from None
         if done.returncode == 255:
             self._judge(done.stderr)
         return Answer(done.returncode, done.stdout, done.stderr)
@@ -158,17 +161,20 @@ class Connection:
             raise UserError(no_python(self.place, self.find()), exit_code=ExitCode.MACHINE)
         return python
 
-    def ask(self, operation: str, *, timeout_s: float = _ANSWER_S, **request: Any) -> Any:
+    def ask(self, kind: type[T], operation: str, **request: Any) -> T:
         """One answer of the far side. Asked again when the line drops: every question may be."""
         program = program_for(operation, request)
         python = self._python()
-        answer = _twice(lambda: self.run([python, "-I", "-"], program, timeout_s=timeout_s))
+        answer = _twice(lambda: self.run([python, "-I", "-"], program))
         for line in answer.out.splitlines():
             if line.startswith(far_side.MARK):
                 record = json.loads(line.removeprefix(far_side.MARK))
                 if "error" in record:
                     raise UserError(_failed(self.place, operation, record["error"]))
-                return record
+                try:
+                    return from_json(kind, record)
+                except ValueError as error:
+                    raise UserError(_failed(self.place, operation, str(error))) from error
         raise UserError(_failed(self.place, operation, answer.err.strip()[-500:]))
 
     def stream(self, operation: str, **request: Any) -> Iterator[dict[str, Any]]:
@@ -222,7 +228,7 @@ def _records(child: subprocess.Popen[bytes], program: str) -> Iterator[dict[str,
                     return
 
 
-def _twice(ask: Any) -> Any:
+def _twice(ask: Callable[[], Answer]) -> Answer:
     try:
         return ask()
     except LineDroppedError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from phalanx.job.strategies import facts_of
 from phalanx.machine.calibration import Calibration, MeasuredStep
@@ -28,19 +27,6 @@ class Measured:
     """Why it could not: `memory` ran out, or too few `samples`."""
     notes: list[str] = field(default_factory=list)
     """What to keep in mind about the figures."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Measured:
-        step = record["step"]
-        return cls(
-            micro_batch=record["micro_batch"],
-            step=MeasuredStep.from_json(step) if step is not None else None,
-            missing=record["missing"],
-            notes=list(record["notes"]),
-        )
 
 
 def job_key(plan: Plan) -> str:

@@ -19,13 +19,19 @@ from torch.nn import functional as F
 from phalanx.recipe import (
     Batch,
     Benchmarked,
+    Benchmarking,
     BenchmarkSettings,
     Collected,
+    CollectingData,
     Exported,
+    ExportingGraphs,
     Finding,
     Media,
+    Portable,
+    PretrainedWeights,
     Recipe,
     Sample,
+    Showing,
     Split,
     Stored,
     Term,
@@ -44,7 +50,9 @@ _SHOWN = 6  # samples that are drawn
 _SURPRISE = 50.0  # most that one coordinate adds to what the uncertainty learns
 
 
-class BevRecipe(Recipe):
+class BevRecipe(
+    Recipe, PretrainedWeights, CollectingData, Benchmarking, ExportingGraphs, Portable, Showing
+):
     """A planner that sees from above, and learns by taking noise off experts' trajectories."""
 
     Options = BevOptions

@@ -16,10 +16,15 @@ from phalanx.recipe import (
     Batch,
     Data,
     Exported,
+    Exporting,
+    ExportingGraphs,
     Finding,
     Media,
+    Portable,
+    PretrainedWeights,
     Recipe,
     Sample,
+    Showing,
     Split,
     Stored,
     Term,
@@ -37,7 +42,7 @@ NOMINAL_BATCH = 64
 """Ultralytics' loss is a sum over the images of a batch, and its rates are found for 64 of them."""
 
 
-class DetectionRecipe(Recipe):
+class DetectionRecipe(Recipe, PretrainedWeights, Exporting, ExportingGraphs, Portable, Showing):
     """A YOLO model that learns to put boxes around things."""
 
     Options = DetectionOptions

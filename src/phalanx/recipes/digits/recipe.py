@@ -13,7 +13,17 @@ from pydantic import DirectoryPath, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phalanx.recipe import Batch, Data, Exported, Finding, Options, Recipe, Split, Term
+from phalanx.recipe import (
+    Batch,
+    Data,
+    Exported,
+    ExportingGraphs,
+    Finding,
+    Options,
+    Recipe,
+    Split,
+    Term,
+)
 from phalanx.recipes.digits.data import PEAK, missing_files, open_digits
 from phalanx.recipes.digits.model import ConvNet
 
@@ -32,7 +42,7 @@ class DigitsOptions(Options):
     scikit-learn's digits."""
 
 
-class DigitsRecipe(Recipe):
+class DigitsRecipe(Recipe, ExportingGraphs):
     """A small convolutional network on 8x8 digits."""
 
     Options = DigitsOptions

@@ -19,9 +19,13 @@ from phalanx.recipe import (
     Batch,
     Data,
     Exported,
+    Exporting,
+    ExportingGraphs,
     Finding,
+    PretrainedWeights,
     Recipe,
     Sample,
+    Showing,
     Split,
     Stored,
     Term,
@@ -43,7 +47,7 @@ from phalanx.recipes.lora.tokens import IGNORED
 _PACKAGES = ("transformers", "peft")
 
 
-class LoraRecipe(Recipe):
+class LoraRecipe(Recipe, PretrainedWeights, Exporting, ExportingGraphs, Showing):
     """A pretrained model whose linear layers learn through small adapters beside them."""
 
     Options = LoraOptions

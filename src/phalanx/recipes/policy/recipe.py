@@ -16,10 +16,13 @@ from torch.nn import functional as F
 from phalanx.recipe import (
     Batch,
     Benchmarked,
+    Benchmarking,
     BenchmarkSettings,
     Collected,
+    CollectingData,
     Data,
     Exported,
+    ExportingGraphs,
     Finding,
     Recipe,
     Split,
@@ -36,7 +39,7 @@ from phalanx.recipes.policy.options import PolicyCollecting, PolicyOptions
 from phalanx.recipes.policy.source import find_source, open_source
 
 
-class PolicyRecipe(Recipe):
+class PolicyRecipe(Recipe, CollectingData, Benchmarking, ExportingGraphs):
     """Actions from noise, given the state, the task and what cameras see."""
 
     Options = PolicyOptions

@@ -11,7 +11,7 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.single import Single
 from phalanx.errors import UserError
 from phalanx.recipe import Options, Recipe
-from phalanx.recipe.interface import Stored
+from phalanx.recipe.pretrained import Stored
 
 
 def hold(model):

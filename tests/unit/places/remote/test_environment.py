@@ -6,8 +6,10 @@ import io
 import re
 import zipfile
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from importlib.metadata import version
 
+from phalanx.places.remote.answers import Look
 from phalanx.places.remote.checks import _gpu_rows, _versions
 from phalanx.places.remote.environment import write_wheel
 from phalanx.places.remote.places import make_place
@@ -80,18 +82,31 @@ def test_another_version_over_there_is_said():
 
 
 def test_gpus_are_shown_before_there_is_a_phalanx_to_ask():
-    facts = {
-        "driver": [["580.65"]],
-        "gpus": [
+    seen = Look(
+        path="/p",
+        is_writable=True,
+        nearest="/",
+        free_bytes=1,
+        memory_bytes=None,
+        cores=1,
+        system="Linux",
+        host="gpu",
+        python="3.12",
+        has_venv=True,
+        driver=[["580.65"]],
+        gpus=[
             ["0", "NVIDIA A100-SXM4-80GB", "81920", "40960", "8.0"],
             ["1", "Tesla V100-SXM2-32GB", "32768", "32768", "7.0"],
             ["2", "Odd", "[N/A]", "[N/A]", "[N/A]"],
         ],
-    }
-    assert list(_gpu_rows(facts)) == [
+        packages={},
+        missing=[],
+    )
+    assert list(_gpu_rows(seen)) == [
         ("driver", "NVIDIA 580.65"),
         ("GPU 0", "NVIDIA A100-SXM4-80GB: 40.0 of 80.0 GiB free, compute 8.0, bf16, fp16"),
         ("GPU 1", "Tesla V100-SXM2-32GB: 32.0 of 32.0 GiB free, compute 7.0, fp16, no bf16"),
         ("GPU 2", "Odd: ? of ? GiB free, compute [N/A], precisions unknown"),
     ]
-    assert list(_gpu_rows({"driver": [], "gpus": []})) == [("driver", "no NVIDIA driver answers")]
+    without = replace(seen, driver=[], gpus=[])
+    assert list(_gpu_rows(without)) == [("driver", "no NVIDIA driver answers")]

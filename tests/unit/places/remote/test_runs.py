@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding, UserError
+from phalanx.places.remote.answers import Told
+from phalanx.places.remote.far_side import MARK
 from phalanx.places.remote.places import make_place
 from phalanx.places.remote.request import make_request, project_of
 from phalanx.places.remote.runs import Follower, Listener, list_runs
-from phalanx.places.remote.ssh import LineDroppedError
+from phalanx.places.remote.ssh import Answer, Connection, LineDroppedError
 
 
 class Line:
@@ -32,8 +35,8 @@ class Line:
                 raise record
             yield record
 
-    def ask(self, operation, **request):
-        return self._streams.pop(0)
+    def ask(self, kind, operation, **request):
+        return from_json(kind, self._streams.pop(0))
 
     def hang_up(self):
         pass
@@ -123,7 +126,7 @@ def test_patience_ends_with_the_way_back():
 
 
 def test_a_name_that_leaves_the_runs_is_not_taken():
-    record = {"run": "/r", "project": "/p", "ended": 0, "step": 1, "best": None, "time": 1.0}
+    record = {"run": "/r", "project": "/p", "ended": 0, "step": 1, "best": None, "time_s": 1.0}
     names = ["fine-1", "../../.ssh", "a/b", "", "-x", "a\nb", "..", "latest"]
     line = Line({"runs": [{**record, "name": name} for name in names]})
     assert [run.name for run in list_runs(line)] == ["fine-1"]
@@ -147,3 +150,13 @@ def test_a_job_outside_the_folder_is_said(tmp_path, monkeypatch):
 def test_two_folders_of_one_name_are_two_projects(tmp_path):
     assert project_of(Path("/a/x y")) != project_of(Path("/b/x y"))
     assert project_of(tmp_path / "$(rm) é").startswith("rm-")
+
+
+def test_an_answer_that_is_none_is_a_finding(monkeypatch):
+    connection = Connection(make_place("lab", "alice@gpu"))
+    said = f'{MARK}{{"is_told": "perhaps"}}'
+    monkeypatch.setattr(connection, "_python", lambda: "python3")
+    monkeypatch.setattr(connection, "run", lambda words, text: Answer(0, said, ""))
+    with pytest.raises(UserError) as raised:
+        connection.ask(Told, "tell", path="p", name="one", number=15)
+    assert raised.value.findings[0].slug == "remote-failed"
