@@ -23,8 +23,8 @@ from phalanx.cli.main import app
 from phalanx.diagnose.causes import SUBJECTS
 from phalanx.errors import ExitCode
 from phalanx.job.editor import SCHEMA_FILE, schema_text
-from phalanx.job.keys import ALIASES
-from phalanx.job.schema import Job, job_keys
+from phalanx.job.keys import ALIASES, job_keys
+from phalanx.job.schema import Job
 from phalanx.run.event_kinds import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))  # run as a file or imported by tests

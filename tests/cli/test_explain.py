@@ -5,7 +5,7 @@ import re
 import pytest
 
 from phalanx.cli.main import run
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys
 from phalanx.verbs.terms import _ALSO, TERMS, find_term
 
 

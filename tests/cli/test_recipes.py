@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys
 from tests.cli.command import run_cli
 
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from phalanx.cli.main import app
 from phalanx.job import check_job, load_job
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys
 from phalanx.recipe.loading import builtin_recipes, describe_recipe
 from tests.contract.source import PACKAGE, ROOT
 

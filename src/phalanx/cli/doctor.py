@@ -12,7 +12,7 @@ from phalanx.errors import ExitCode, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.diagnose.death import Death
+    from phalanx.diagnose.attempt_end import Death
     from phalanx.diagnose.examine import Diagnosis
     from phalanx.diagnose.logs import LogLine
 
@@ -91,10 +91,10 @@ def _earlier(death: Death) -> str:
 
 
 def _speed(diagnosis: Diagnosis) -> list[str]:
-    rate = diagnosis.speed.get("samples_per_s")
+    speed = diagnosis.speed
+    rate, predicted, wait = speed.samples_per_s, speed.predicted_samples_per_s, speed.data_wait
     if rate is None:
         return []
-    predicted, wait = (diagnosis.speed.get(n) for n in ("predicted_samples_per_s", "data_wait"))
     text = f"{rate:,.0f} samples/s"
     text += f", {predicted:,.0f} predicted" if predicted else ""
     return [text + (f", {wait:.0%} of the time waiting for samples" if wait is not None else "")]

@@ -27,7 +27,7 @@ def explain(
 
     Examples: phalanx explain | phalanx explain optimizer.lr | phalanx explain linear scaling
     """
-    from phalanx.job.schema import job_keys
+    from phalanx.job.keys import job_keys
     from phalanx.verbs.terms import TERMS, find_term
 
     if schema:

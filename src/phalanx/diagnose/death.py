@@ -7,12 +7,12 @@ the first in time is the cause. Where no row fits the answer is `unknown`, with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.codec import from_json
+from phalanx.diagnose.attempt_end import SHOWN, UNKNOWN, Death
 from phalanx.diagnose.facts import facts_of_end, facts_of_run
-from phalanx.diagnose.hang import Hang, find_hang
+from phalanx.diagnose.hang import find_hang
 from phalanx.diagnose.logs import LogLine, crash_frame, last_error, last_traceback, own_frame
 from phalanx.diagnose.matching import Match, best_match
 from phalanx.diagnose.scene import RankEnd, Scene
@@ -21,55 +21,10 @@ from phalanx.errors import Finding
 from phalanx.run import event_kinds
 from phalanx.run.event_kinds import Body, Checkpoint, Evaluate, Outcome, RankStarted, Step
 
-UNKNOWN = "unknown"
 GENERIC_SLUGS = ("rank-crashed", "rank-killed", "rank-exited", "script-failed")
 """Findings that say how a rank ended and not why: a cause of the table says more."""
 _LAST_WORDS = 5
-_SHOWN = 240  # characters of an evidence line
 _ENQUEUED = re.compile(r"last enqueued NCCL work: (\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Death:
-    """How an attempt came to its end."""
-
-    cause: str
-    """Name of a row of the table, slug of a Finding that the rank itself gave, or `unknown`."""
-    grade: str
-    """That of the row; `finding` or `unknown` otherwise."""
-    rank: int
-    attempt: int
-    exit_code: int | None = None
-    time_s: float | None = None
-    phase: str | None = None
-    step: int | None = None
-    words: str
-    fix: str
-    evidence: list[LogLine] = field(default_factory=list)
-    peers: list[str] = field(default_factory=list)
-    """What the other ranks said, one line each."""
-
-    @property
-    def is_known(self) -> bool:
-        return self.cause != UNKNOWN
-
-    @property
-    def place(self) -> str:
-        """`rank 1, in step after 120 steps`."""
-        where = f", in {self.phase}" if self.phase else ""
-        after = f" after {self.step} step{'' if self.step == 1 else 's'}" if self.step else ""
-        return f"rank {self.rank}{where}{after}"
-
-    def to_finding(self) -> Finding:
-        """For the end of a run: what happened, the lines that say so, what mends it."""
-        seen = "; ".join(f"{line}: {line.text.strip()[:_SHOWN]}" for line in self.evidence[:3])
-        fields = {
-            "slug": self.cause,
-            "what": f"{self.place}: {self.words}",
-            "why": seen or "its exit code says so",
-            "fix": self.fix,
-        }
-        return from_json(Finding, fields)
 
 
 def find_death(scene: Scene, attempt: int) -> Death | None:
@@ -79,8 +34,9 @@ def find_death(scene: Scene, attempt: int) -> Death | None:
     first = min(judged, key=_Judged.order, default=None)
     hang = find_hang(scene, attempt)
     # Ranks of a group that hung are ended by us, and what they say then is not the cause.
-    if hang is not None and (first is None or (first.end.time_s or hang.time_s) >= hang.time_s):
-        return _of_hang(hang, attempt)
+    hung_s = (hang.time_s if hang is not None else None) or 0.0
+    if hang is not None and (first is None or (first.end.time_s or hung_s) >= hung_s):
+        return hang
     return _describe(scene, attempt, first, judged, ends) if first is not None else None
 
 
@@ -124,21 +80,6 @@ class _Judged:
 def _judge(scene: Scene, end: RankEnd) -> _Judged:
     facts = facts_of_end(scene, end)
     return _Judged(end, best_match(end, facts, _others(scene, end.rank)), facts)
-
-
-def _of_hang(hang: Hang, attempt: int) -> Death:
-    return Death(
-        cause="rank-hung",
-        grade="finding",
-        rank=hang.rank or 0,
-        attempt=attempt,
-        time_s=hang.time_s,
-        phase=hang.phase,
-        step=hang.step,
-        words=hang.words,
-        fix=hang.fix,
-        evidence=hang.evidence,
-    )
 
 
 def _others(scene: Scene, rank: int) -> list[LogLine]:
@@ -215,7 +156,7 @@ def _last_time(scene: Scene, attempt: int) -> float | None:
 def _peer(other: _Judged) -> str:
     name = other.match.cause.name if other.match is not None else UNKNOWN
     error = other.facts.get("last_error") or other.facts.get("signal") or ""
-    return f"rank {other.end.rank}: {name}" + (f" ({error[:_SHOWN]})" if error else "")
+    return f"rank {other.end.rank}: {name}" + (f" ({error[:SHOWN]})" if error else "")
 
 
 def _silent(ends: list[RankEnd], judged: list[_Judged]) -> dict[str, str]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.codec import to_json
+from phalanx.diagnose.attempt_end import UNKNOWN, Death
 from phalanx.diagnose.curves import judge_curves
-from phalanx.diagnose.death import GENERIC_SLUGS, UNKNOWN, Death, find_death
+from phalanx.diagnose.death import GENERIC_SLUGS, find_death
 from phalanx.diagnose.facts import facts_of_run
+from phalanx.diagnose.matching import all_causes
 from phalanx.diagnose.scene import Scene
-from phalanx.diagnose.slow import judge_speed, speed_figures
+from phalanx.diagnose.slow import SpeedFigures, judge_speed, speed_figures
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Body, Checkpoint, Evaluated, Step
@@ -46,7 +48,7 @@ class Diagnosis:
     """Attempts before it that were started again."""
     findings: list[Finding] = field(default_factory=list)
     """What else there is to say: of its end, its speed, its curves."""
-    speed: dict[str, Any] = field(default_factory=dict)
+    speed: SpeedFigures
     evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
     """Return the last result of `phalanx evaluate` on the test split and in each benchmark."""
 
@@ -123,10 +125,9 @@ def _verdict(
                 return None, f"{status}; its ranks died {times} on the way, see below", None
             return None, f"{status}, and nothing is wrong with it", None
         return worst.slug, f"{status}; {worst.what}", worst.fix
+    is_known = death is not None and death.is_known
     # What the command found by other means, such as no smaller plan that fits, knows more.
-    if said and said[0].slug not in GENERIC_SLUGS and (death is None or not death.is_known):
-        return said[0].slug, said[0].what, said[0].fix
-    if said and said[0].slug not in (*GENERIC_SLUGS, *_table_names()):
+    if said and said[0].slug not in (*GENERIC_SLUGS, *(_table_names() if is_known else ())):
         return said[0].slug, said[0].what, said[0].fix
     if death is not None:
         return death.cause, f"{death.place}: {death.words}", death.fix
@@ -139,8 +140,6 @@ def _verdict(
 
 
 def _table_names() -> set[str]:
-    from phalanx.diagnose.matching import all_causes
-
     return {cause.name for cause in all_causes()}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.diagnose.attempt_end import Death
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.logs import LogLine, read_tail
 from phalanx.diagnose.scene import Scene
@@ -14,20 +14,7 @@ from phalanx.run import event_kinds
 _SHOWN_LINES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hang:
-    """Who the others waited for, and where it was."""
-
-    rank: int | None
-    time_s: float
-    phase: str | None
-    step: int | None
-    words: str
-    fix: str
-    evidence: list[LogLine] = field(default_factory=list)
-
-
-def find_hang(scene: Scene, attempt: int) -> Hang | None:
+def find_hang(scene: Scene, attempt: int) -> Death | None:
     """The `hang` event of an attempt with the lines of its stacks; None without one."""
     found = scene.of_kind(event_kinds.Hang, attempt)
     if not found:
@@ -38,8 +25,11 @@ def find_hang(scene: Scene, attempt: int) -> Hang | None:
     words = "; ".join([f"{who}{waited}", *(text for text in (said.because, said.line) if text)])
     stacks = _stacks_file(scene, said, attempt)
     facts = facts_of_run(scene)
-    return Hang(
-        rank=rank,
+    return Death(
+        cause="rank-hung",
+        grade="finding",
+        rank=rank or 0,
+        attempt=attempt,
         time_s=scene.events_of(event_kinds.Hang, attempt)[-1].time_s,
         phase=said.phase,
         step=said.step,

@@ -7,8 +7,8 @@ so."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.scene import Scene
@@ -23,6 +23,17 @@ _BUSY = 80.0  # per cent in which a kernel ran
 _UNEQUAL = 30.0  # per cent between the least and the most busy GPU
 _ONE_CORE = (70.0, 140.0)  # per cent of the CPU: Python starts kernels on one core
 _FAULTS_PER_S = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedFigures:
+    """What was measured and what was predicted, for other programs."""
+
+    samples_per_s: float | None
+    predicted_samples_per_s: float | None
+    data_wait: float | None
+    """Share of the time."""
+    logged_steps: int
 
 
 def judge_speed(scene: Scene) -> list[Finding]:
@@ -41,17 +52,17 @@ def judge_speed(scene: Scene) -> list[Finding]:
     return found
 
 
-def speed_figures(scene: Scene) -> dict[str, Any]:
-    """What was measured and what was predicted, for other programs."""
+def speed_figures(scene: Scene) -> SpeedFigures:
+    """Read both from a run."""
     steps = _logged(scene)
     waits = _values(steps, "data_wait")
     rates = _values(steps, "samples_per_s")
-    return {
-        "samples_per_s": median(rates) if rates else None,
-        "predicted_samples_per_s": scene.planned("samples_per_s"),
-        "data_wait": median(waits) if waits else None,
-        "logged_steps": len(steps),
-    }
+    return SpeedFigures(
+        samples_per_s=median(rates) if rates else None,
+        predicted_samples_per_s=scene.planned("samples_per_s"),
+        data_wait=median(waits) if waits else None,
+        logged_steps=len(steps),
+    )
 
 
 def _logged(scene: Scene) -> list[Event]:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 from phalanx.errors import Finding
 from phalanx.job.load import LoadedJob
-from phalanx.job.source.origin import format_value
 
 INSTALL = 'pip install "phalanx[deepspeed]"'
 
@@ -62,11 +61,4 @@ def _mentioned(loaded: LoadedJob) -> Iterator[Finding]:
         )
     for key in ("deepspeed.stage", "deepspeed.offload_optimizer", "deepspeed.offload_parameters"):
         if loaded.origin(key).kind not in ("default", "deepspeed"):
-            yield Finding(
-                slug="ignored-key",
-                what=f"`{key}` = {format_value(loaded.value(key))} is ignored: the strategy is "
-                f"`{strategy}`",
-                why=loaded.said(key, "strategy"),
-                fix=f"remove `{key}`, or {loaded.line_for('strategy', 'deepspeed')}",
-                severity="warning",
-            )
+            yield loaded.ignored(key, f"the strategy is `{strategy}`", "strategy", "deepspeed")

@@ -67,16 +67,6 @@ def gpu_findings(
     ]
 
 
-def keep_one(loaded: LoadedJob, first: str, second: str) -> str:
-    """How to drop one of two keys: the file's, when the other was typed for this run."""
-    for kept, dropped in ((first, second), (second, first)):
-        if loaded.origin(kept).is_command_line and not loaded.origin(dropped).is_command_line:
-            return f"add {dropped}=null to the command line"
-    return f"keep only `{loaded.line_for(first, loaded.value(first))}` or only " + (
-        f"`{loaded.line_for(second, loaded.value(second))}`"
-    )
-
-
 def check_devices(loaded: LoadedJob) -> Iterator[Finding]:
     """Where to train, and how the ranks share it."""
     devices = loaded.job.devices
@@ -87,7 +77,7 @@ def check_devices(loaded: LoadedJob) -> Iterator[Finding]:
             what=f"the job asks for GPUs ({format_value(gpus)}) and for {devices.cpu} CPU "
             "processes, it trains on one kind",
             why=loaded.said("devices.gpus", "devices.cpu"),
-            fix=keep_one(loaded, "devices.gpus", "devices.cpu"),
+            fix=loaded.keep_one("devices.gpus", "devices.cpu"),
         )
     if isinstance(gpus, int) and gpus < 1:
         yield Finding(

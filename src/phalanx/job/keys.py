@@ -56,6 +56,8 @@ EXAMPLES: dict[str, Any] = {
 
 @cache
 def fields() -> dict[str, FieldInfo]:
+    """Every field by its dotted key, sections included."""
+
     def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
         for name, info in model.model_fields.items():
             yield prefix + name, info
@@ -63,6 +65,11 @@ def fields() -> dict[str, FieldInfo]:
                 yield from walk(info.annotation, f"{prefix}{name}.")
 
     return dict(walk(Job, ""))
+
+
+def job_keys() -> dict[str, str]:
+    """Every dotted key of a job file with its help text, sections included."""
+    return {key: " ".join((info.description or "").split()) for key, info in fields().items()}
 
 
 @cache
@@ -78,8 +85,7 @@ def text_keys() -> frozenset[str]:
 
 
 def help_of(key: str) -> str:
-    info = fields().get(key)
-    return " ".join(((info and info.description) or "an option of the recipe").split()).rstrip(".")
+    return (job_keys().get(key) or "an option of the recipe").rstrip(".")
 
 
 def field_of(names: Sequence[str]) -> str:

@@ -69,6 +69,25 @@ class LoadedJob:
         """The line to paste where `key` came from so that it becomes `value`."""
         return self.origin(key).line_for(key, value)
 
+    def keep_one(self, first: str, second: str) -> str:
+        """How to drop one of two keys: the file's, when the other was typed for this run."""
+        for kept, dropped in ((first, second), (second, first)):
+            if self.origin(kept).is_command_line and not self.origin(dropped).is_command_line:
+                return f"add {dropped}=null to the command line"
+        return f"keep only `{self.line_for(first, self.value(first))}` or only " + (
+            f"`{self.line_for(second, self.value(second))}`"
+        )
+
+    def ignored(self, key: str, because: str, decider: str, value: Any) -> Finding:
+        """The warning for a key without effect, which `decider` would have as `value`."""
+        return Finding(
+            slug="ignored-key",
+            what=f"`{key}` = {format_value(self.value(key))} is ignored: {because}",
+            why=self.said(key, decider),
+            fix=f"remove `{key}`, or {self.line_for(decider, value)}",
+            severity="warning",
+        )
+
 
 def load_job(
     source: Path | str | Mapping[str, Any], overrides: Sequence[Override | str] = ()

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 
 from phalanx.errors import Finding
 from phalanx.job.deepspeed_rules import check_deepspeed
-from phalanx.job.device_rules import check_devices, keep_one, ranks_asked
+from phalanx.job.device_rules import check_devices, ranks_asked
 from phalanx.job.load import LoadedJob
 from phalanx.job.path_rules import check_init_from, check_output, check_recipe
-from phalanx.job.source.origin import format_value
 from phalanx.job.source.value_types import Interval
 
 
@@ -51,7 +50,7 @@ def _length(loaded: LoadedJob) -> Iterator[Finding]:
             slug="two-lengths",
             what=f"the job says {job.epochs} epochs and {job.steps} steps, it has one length",
             why=loaded.said("epochs", "steps"),
-            fix=keep_one(loaded, "epochs", "steps"),
+            fix=loaded.keep_one("epochs", "steps"),
         )
     if job.epochs is None and job.steps is None:
         yield Finding(
@@ -106,7 +105,7 @@ def _batch(loaded: LoadedJob, nodes: int) -> Iterator[Finding]:
             slug="two-batches",
             what=f"the job says {total} samples per step and {per_gpu} per GPU, it has one batch",
             why=loaded.said("global_batch_size", "batch_per_gpu"),
-            fix=keep_one(loaded, "global_batch_size", "batch_per_gpu"),
+            fix=loaded.keep_one("global_batch_size", "batch_per_gpu"),
         )
     if total is None and per_gpu is None:
         yield Finding(
@@ -120,7 +119,7 @@ def _batch(loaded: LoadedJob, nodes: int) -> Iterator[Finding]:
             slug="two-micro-batches",
             what=f"a forward on one rank has {per_gpu} samples by one key and {micro} by another",
             why=loaded.said("batch_per_gpu", "micro_batch_size"),
-            fix=keep_one(loaded, "batch_per_gpu", "micro_batch_size"),
+            fix=loaded.keep_one("batch_per_gpu", "micro_batch_size"),
         )
     if total is None:
         return
@@ -169,17 +168,11 @@ def _optimizer(loaded: LoadedJob) -> Iterator[Finding]:
             fix=loaded.line_for("optimizer.momentum", 0.9),
         )
     ignored = {"adamw": ("momentum", "nesterov"), "sgd": ("betas", "eps")}[optimizer.name]
-    other = {"adamw": "sgd", "sgd": "adamw"}[optimizer.name]
+    other = "sgd" if optimizer.name == "adamw" else "adamw"
     for key in (f"optimizer.{name}" for name in ignored):
         if _is_set(loaded, key):
-            yield Finding(
-                slug="ignored-key",
-                what=f"`{key}` = {format_value(loaded.value(key))} is ignored: "
-                f"`{optimizer.name}` has no such setting",
-                why=loaded.said(key, "optimizer.name"),
-                fix=f"remove `{key}`, or {loaded.line_for('optimizer.name', other)}",
-                severity="warning",
-            )
+            because = f"`{optimizer.name}` has no such setting"
+            yield loaded.ignored(key, because, "optimizer.name", other)
 
 
 def _ema(loaded: LoadedJob) -> Iterator[Finding]:
@@ -194,14 +187,7 @@ def _ema(loaded: LoadedJob) -> Iterator[Finding]:
         return
     for key in ("ema.warmup", "ema.ramp", "ema.buffers", "ema.evaluate"):
         if _is_set(loaded, key):
-            yield Finding(
-                slug="ignored-key",
-                what=f"`{key}` = {format_value(loaded.value(key))} is ignored: "
-                "no average of the weights is kept",
-                why=loaded.said(key, "ema.decay"),
-                fix=f"remove `{key}`, or {loaded.line_for('ema.decay', 0.999)}",
-                severity="warning",
-            )
+            yield loaded.ignored(key, "no average of the weights is kept", "ema.decay", 0.999)
 
 
 def _intervals(loaded: LoadedJob) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from phalanx.job.source.value_types import Cache, Every, Fast, Interval, Strict, Switch
 
@@ -324,18 +324,3 @@ class Job(Strict):
     """Settings of DeepSpeed's ZeRO."""
     logging: Logging = Logging()
     """What is written down while training."""
-
-
-def job_keys() -> dict[str, str]:
-    """Every dotted key of a job file with its help text, sections included."""
-    keys: dict[str, str] = {}
-
-    def walk(model: type[BaseModel], prefix: str) -> None:
-        for name, field in model.model_fields.items():
-            keys[prefix + name] = " ".join((field.description or "").split())
-            section = field.annotation
-            if isinstance(section, type) and issubclass(section, BaseModel):
-                walk(section, f"{prefix}{name}.")
-
-    walk(Job, "")
-    return keys

@@ -34,8 +34,6 @@ _EXTRAS = {
     "mujoco": ("mujoco",),
     "highway-env": ("highway-env",),
 }
-EXTRAS = tuple(_EXTRAS)
-"""Every optional package that is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING
 from phalanx.machine import gpus as gpu_facts
 from phalanx.machine import host
 from phalanx.machine.environment import communication_variables
-from phalanx.machine.facts import (
-    Cpu,
-    Gpu,
-    GpuProcess,
-    Link,
-    Machine,
-    Memory,
-    PrecisionProbe,
-    Storage,
-    TorchDevice,
-    TorchFacts,
-)
+from phalanx.machine.facts import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,20 +20,6 @@ if TYPE_CHECKING:
     from phalanx.machine.torch_child import TorchAnswer
 
     AskTorch = Callable[[gpu_facts.GpuInventory], TorchAnswer]
-
-__all__ = [
-    "Cpu",
-    "Gpu",
-    "GpuProcess",
-    "Link",
-    "Machine",
-    "Memory",
-    "PrecisionProbe",
-    "Storage",
-    "TorchDevice",
-    "TorchFacts",
-    "probe_machine",
-]
 
 
 def probe_machine(

@@ -107,18 +107,11 @@ def network_settings(
     settings = [Setting("GLOO_SOCKET_IFNAME", interface.name, interface.reason)]
     if has_cuda:
         names = set(own_addresses().values()) - {interface.name}
-        is_prefix = any(other.startswith(interface.name) for other in names)
-        exact, why = (
-            (f"={interface.name}", "; `=`: no other that begins so")
-            if is_prefix
-            else (
-                interface.name,
-                "",
-            )
-        )
+        exact, why = interface.name, ""
+        if any(other.startswith(interface.name) for other in names):
+            exact, why = f"={interface.name}", "; `=`: no other that begins so"
         settings.append(Setting("NCCL_SOCKET_IFNAME", exact, f"{interface.reason}{why}"))
-        rdma = rdma_devices() if rdma is None else rdma
-        if not rdma:
+        if not (rdma_devices() if rdma is None else rdma):
             settings.append(
                 Setting("NCCL_IB_DISABLE", "1", f"no InfiniBand or RoCE device in {_RDMA}")
             )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.errors import Finding, UserError, did_you_mean
-from phalanx.job.keys import known_key
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys, known_key
 from phalanx.output import console
 from phalanx.output.plan import show_value
 from phalanx.planner.job_keys import FEEDS

@@ -197,7 +197,7 @@ def _option_finding(item: ErrorDetails, options: type[BaseModel]) -> Finding:
     names = list(options.model_fields)
     top = str(item["loc"][0]) if item["loc"] else ""
     if item["type"] == "extra_forbidden":
-        from phalanx.job.schema import job_keys
+        from phalanx.job.keys import job_keys
 
         return Finding(
             slug="unknown-option",

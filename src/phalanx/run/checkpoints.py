@@ -30,6 +30,7 @@ from phalanx.errors import ExitCode, Finding, format_bytes
 from phalanx.run.attempt import Attempt, RunTakenError
 from phalanx.run.directory import new_folder, swap_link, sync_folder, write_atomic
 from phalanx.run.guards import find_inside
+from phalanx.run.reading import read_json
 
 SCHEMA_VERSION = 1
 STATE_FILE = "state.json"
@@ -82,10 +83,7 @@ def _check_owner(final: Path, attempt: Attempt | None) -> None:
 
 def _attempt_of(path: Path) -> int:
     """The attempt that wrote a checkpoint; -1 where that is not recorded."""
-    try:
-        number = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("attempt")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return -1
+    number = read_json(path / MANIFEST_FILE).get("attempt")
     return number if isinstance(number, int) else -1
 
 

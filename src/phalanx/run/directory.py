@@ -34,6 +34,7 @@ from typing import Any
 
 from phalanx.errors import Finding, UserError
 from phalanx.run.guards import link_or_copy, rename_new, require_link
+from phalanx.run.reading import read_json
 
 LATEST = "latest"
 """Name of the link to the newest run, and of the newest checkpoint's."""
@@ -212,9 +213,9 @@ def _newest_first(output: Path) -> list[Path]:
 
 def _is_a_script(path: Path) -> Finding:
     try:
-        words = json.loads((path / "launch.json").read_text(encoding="utf-8"))["command"][2:]
+        words = read_json(path / "launch.json")["command"][2:]
         again = shlex.join(["phalanx", "launch", *map(str, words)])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         again = "phalanx launch SCRIPT.py"
     return Finding(
         slug="run-of-a-script",

@@ -18,16 +18,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import Finding, UserError
 from phalanx.run import lock_findings as say
 from phalanx.run.attempt import Attempt, read_attempt
 from phalanx.run.directory import RunDirectory
-from phalanx.run.reading import read_end
+from phalanx.run.reading import read_end, read_json
 
 _POLL_S = 0.2
 _PROBE_S = 2.0
@@ -313,11 +314,11 @@ def _is_locked(path: Path) -> bool:
 
 def _write(descriptor: int, holder: Holder) -> None:
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
+    os.pwrite(descriptor, json.dumps(to_json(holder)).encode(), 0)
 
 
 def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return from_json(Holder, read_json(path))
+    except ValueError:
         return None

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from phalanx.tracing.as_cuda import HALF, as_cuda
 from phalanx.tracing.live_memory import Live
 from phalanx.tracing.loss_values import Answer, Answering, NotRunError, look_at_values
 from phalanx.tracing.operators import SAMPLES
+
+if TYPE_CHECKING:
+    from phalanx.tracing.compiled import CompiledLoss
 
 _REAL_PARAMETERS = 2_000_000_000  # more are not built for a run on real samples
 _REAL_SHARE = 0.25  # of the host memory that is free
@@ -62,6 +65,16 @@ class Activations:
     compiled_unknown: str | None = None
     """Why nothing is known of compiled code."""
 
+    def add(self, precision: str, live: Live, ending: str = "") -> None:
+        """Take in what a run in a precision has shown."""
+        self.kept |= live.lines(precision, ending)
+        self.operators[precision + ending] = live.operators()
+
+    def add_checkpointed(self, precision: str, live: Live, ending: str = "") -> None:
+        """The same of a run whose blocks are recomputed."""
+        self.checkpointed |= live.lines(precision, ending)
+        self.checkpointed_operators[precision + ending] = live.operators()
+
 
 def trace_activations(
     recipe: Recipe,
@@ -77,8 +90,8 @@ def trace_activations(
     eager = [name for name in precisions if not name.endswith(COMPILED)]
     compiled = [name.removesuffix(COMPILED) for name in precisions if name.endswith(COMPILED)]
     ids = np.arange(SAMPLES, dtype=np.int64) % len(data)
-    batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    samples = _samples(data, ids)
+    tensors = [leaf for leaf in leaves(samples.batch) if isinstance(leaf, Tensor)]
     input_bytes = sum(tensor.nbytes for tensor in tensors) // SAMPLES
     needed = sum(p.nbytes for p in model.parameters()) + SAMPLES * input_bytes
     count = sum(p.numel() for p in model.parameters())
@@ -89,12 +102,11 @@ def trace_activations(
         try:
             with warnings.catch_warnings(action="ignore"):
                 fake = _built_fake(recipe, mode) if is_built else _made_fake(model, mode)
-                holding = _Holding(fake, mode, is_frozen_narrow)
-                found = _measure(recipe, fake, batch, keys, mode, holding, eager)
+                found = _measure(_Trial(recipe, fake, samples, mode, is_frozen_narrow), eager)
                 if compiled:
                     fake = _built_fake(recipe, mode)
-                    holding = _Holding(fake, mode, is_frozen_narrow)
-                    _measure_compiled(recipe, fake, batch, keys, mode, holding, found, compiled)
+                    trial = _Trial(recipe, fake, samples, mode, is_frozen_narrow)
+                    _measure_compiled(trial, found, compiled)
         except Exception as error:
             unknown = unknown or _short(error)
         else:
@@ -127,19 +139,69 @@ def _refuse_large(count: int, needed: int) -> None:
         )
 
 
-class _Holding:
-    """The weights of a model without values, in the types that a run has in each precision."""
+class _Samples(NamedTuple):
+    """A micro-batch and its keys."""
 
-    def __init__(self, model: nn.Module, mode: FakeTensorMode, is_frozen_narrow: bool) -> None:
-        self._model = model
+    batch: Batch
+    keys: Tensor
+
+
+def _samples(data: Any, ids: np.ndarray[Any, Any]) -> _Samples:
+    return _Samples(choose_fetch(data)(ids, ids), torch.from_numpy(ids))
+
+
+class _Trial:
+    """A recipe's model and a micro-batch without values, whose loss is run again and again."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        samples: _Samples,
+        mode: FakeTensorMode,
+        is_frozen_narrow: bool,
+        answering: Answering | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.blocks = find_blocks(recipe, model)
+        self.answering = answering
+        self._batch = map_tensors(samples.batch, mode.from_tensor)
+        self._keys = mode.from_tensor(samples.keys)
         self._mode = mode
-        self._is_used = is_frozen_narrow
+        self._is_frozen_narrow = is_frozen_narrow
         self._narrowed: list[nn.Parameter] = []
 
-    def switch(self, precision: str) -> None:
+    def run(self, precision: str, compiled: CompiledLoss | None = None) -> Live:
+        """Run forward and backward, with weights in the types that a run has in a precision."""
+        self._hold(precision)
+        loss: Callable[..., Mapping[str, Term]] = compiled or self.recipe.loss
+        live = Live(self.model)
+        if compiled is not None:
+            compiled.on(live)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
+        answers = self.answering.from_the_start() if self.answering is not None else nullcontext()
+        is_autocast = precision == "bf16"
+        seed_globals(0)  # a loss that draws numbers takes the same path each time
+        with self._mode, answers, live, as_cuda(is_autocast=is_autocast):
+            with torch.autocast("cpu", HALF, enabled=is_autocast):
+                sums = [term.sum for term in loss(self.model, self._batch, self._keys).values()]
+                objective = sum(sums[1:], sums[0])
+            del sums
+            if objective.requires_grad:
+                torch.autograd.backward(objective)
+        for hook in hooks:
+            hook.remove()
+        return live
+
+    def _hold(self, precision: str) -> None:
         with self._mode:
-            if precision == "bf16" and self._is_used:
-                self._narrowed += narrow_frozen(self._model, precision, HALF)
+            if precision == "bf16" and self._is_frozen_narrow:
+                self._narrowed += narrow_frozen(self.model, precision, HALF)
             while precision != "bf16" and self._narrowed:
                 parameter = self._narrowed.pop()
                 parameter.data = torch.empty_like(parameter, dtype=torch.float32)
@@ -164,13 +226,13 @@ def _with_values(
     for is_rounded in (True, False):
         # The loss may compare how many a mask picked with a number it has from elsewhere.
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
         try:
             with warnings.catch_warnings(action="ignore"):
                 fake = _made_fake(model, mode)
                 answering = Answering(answers, samples=samples, is_rounded=is_rounded)
-                holding = _Holding(fake, mode, is_frozen_narrow)
-                return _measure(recipe, fake, batch, keys, mode, holding, precisions, answering)
+                given = _samples(data, ids)
+                trial = _Trial(recipe, fake, given, mode, is_frozen_narrow, answering)
+                return _measure(trial, precisions)
         except Exception as error:
             failed = failed or error
             model = recipe.model()
@@ -182,109 +244,36 @@ def _look(
     recipe: Recipe, model: nn.Module, data: Any, ids: np.ndarray[Any, Any], limit_s: float
 ) -> list[Answer]:
     seed_globals(0)
-    batch, keys = choose_fetch(data)(ids, ids), torch.from_numpy(ids)
-    return look_at_values(recipe, model, batch, keys, limit_s=limit_s)
+    return look_at_values(recipe, model, *_samples(data, ids), limit_s=limit_s)
 
 
-def _measure(
-    recipe: Recipe,
-    model: nn.Module,
-    batch: Batch,
-    keys: Tensor,
-    mode: FakeTensorMode,
-    holding: _Holding,
-    precisions: Sequence[str],
-    answering: Answering | None = None,
-) -> Activations:
+def _measure(trial: _Trial, precisions: Sequence[str]) -> Activations:
     found = Activations()
-    batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
     for name in precisions:
-        holding.switch(name)
-        live = _run(recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16")
-        found.kept |= live.lines(name)
-        found.operators[name] = live.operators()
-    blocks = find_blocks(recipe, model)
-    if blocks:
-        if answering is not None:
-            answering.watch(blocks)
-        recompute_in_backward(blocks, watch_buffers=False)
+        found.add(name, trial.run(name))
+    if trial.blocks:
+        if trial.answering is not None:
+            trial.answering.watch(trial.blocks)
+        recompute_in_backward(trial.blocks, watch_buffers=False)
         for name in precisions:
-            holding.switch(name)
-            live = _run(
-                recipe.loss, model, batch, keys, mode, answering, is_autocast=name == "bf16"
-            )
-            found.checkpointed |= live.lines(name)
-            found.checkpointed_operators[name] = live.operators()
+            found.add_checkpointed(name, trial.run(name))
     return found
 
 
-def _measure_compiled(
-    recipe: Recipe,
-    model: nn.Module,
-    batch: Batch,
-    keys: Tensor,
-    mode: FakeTensorMode,
-    holding: _Holding,
-    found: Activations,
-    precisions: Sequence[str],
-) -> None:
+def _measure_compiled(trial: _Trial, found: Activations, precisions: Sequence[str]) -> None:
     """The same with compiled code; where that cannot be told, the rest is known all the same."""
     from phalanx.tracing.compiled import CompiledLoss  # its imports take seconds
 
-    batch, keys = map_tensors(batch, mode.from_tensor), mode.from_tensor(keys)
-    blocks = find_blocks(recipe, model)
-    loss = CompiledLoss(recipe, model, blocks)
-
-    def run(name: str) -> Live:
-        is_half = name == "bf16"
-        holding.switch(name)
-        return _run(loss, model, batch, keys, mode, None, is_autocast=is_half, watch=loss.on)
-
+    loss = CompiledLoss(trial.recipe, trial.model, trial.blocks)
     try:
         for name in precisions:
-            live = run(name)
-            found.kept |= live.lines(name, COMPILED)
-            found.operators[name + COMPILED] = live.operators()
-        loss.prepare_checkpointing(lambda: [run(name) for name in precisions])
-        recompute_in_backward(blocks, watch_buffers=False)
-        for name in precisions if blocks else ():
-            live = run(name)
-            found.checkpointed |= live.lines(name, COMPILED)
-            found.checkpointed_operators[name + COMPILED] = live.operators()
+            found.add(name, trial.run(name, loss), COMPILED)
+        loss.prepare_checkpointing(lambda: [trial.run(name, loss) for name in precisions])
+        recompute_in_backward(trial.blocks, watch_buffers=False)
+        for name in precisions if trial.blocks else ():
+            found.add_checkpointed(name, trial.run(name, loss), COMPILED)
     except Exception as error:
         found.compiled_unknown = _short(error)
-
-
-def _run(
-    loss: Callable[[nn.Module, Batch, Tensor], Mapping[str, Term]],
-    model: nn.Module,
-    batch: Batch,
-    keys: Tensor,
-    mode: FakeTensorMode,
-    answering: Answering | None,
-    *,
-    is_autocast: bool,
-    watch: Callable[[Live], None] = lambda live: None,
-) -> Live:
-    live = Live(model)
-    watch(live)
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(live.take_gradient)  # type: ignore[no-untyped-call]
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    answers = answering.from_the_start() if answering is not None else nullcontext()
-    seed_globals(0)  # a loss that draws numbers takes the same path each time
-    with mode, answers, live, as_cuda(is_autocast=is_autocast):
-        with torch.autocast("cpu", HALF, enabled=is_autocast):
-            sums = [term.sum for term in loss(model, batch, keys).values()]
-            objective = sum(sums[1:], sums[0])
-        del sums
-        if objective.requires_grad:
-            torch.autograd.backward(objective)
-    for hook in hooks:
-        hook.remove()
-    return live
 
 
 def _made_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

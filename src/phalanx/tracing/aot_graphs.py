@@ -12,13 +12,16 @@ Not modelled: what inductor's own passes change, and kernels that it splits or d
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from phalanx.tracing.kernels import tensors_in
 
 _REDUCTION_NAMES = "sum mean amax amin var var_mean prod any all argmax argmin max min logsumexp"
 _FUSED_NAMES = (
@@ -113,7 +116,7 @@ class FusedGraph:
             if kind not in ("fused", "sum") or not self._is_made[node]:
                 continue
             elements, is_outer = _elements(node), _is_outer(node)
-            own = max((tensor.numel() for tensor in _tensors([node.meta["val"]])), default=0)
+            own = _largest(node)
             shared = self._reads[node]
             for kernel in opened:
                 is_one_way = None in (is_outer, kernel.is_outer) or is_outer == kernel.is_outer
@@ -186,11 +189,11 @@ class FusedGraph:
             else:
                 for source in list(self._written_over(node, values)):
                     del values[source]
-                values[node] = _map(self._device.allocate, node.meta["val"])
+                values[node] = tree_map_only(Tensor, self._device.allocate, node.meta["val"])
                 if id(kernel) not in launched:
                     launched.add(id(kernel))
                     read, written = (
-                        list(_tensors([node.meta["val"] for node in nodes]))
+                        tensors_in([node.meta["val"] for node in nodes])
                         for nodes in (kernel.read, kernel.nodes)
                     )
                     self._device.launch(read, written)
@@ -269,10 +272,12 @@ def _base(node: fx.Node) -> fx.Node:
 
 def _elements(node: fx.Node) -> int:
     """What a kernel goes over: what it writes, or what it adds up."""
-    inputs = [node.meta["val"]]
-    if _kind(node) == "sum":
-        inputs = [node.all_input_nodes[0].meta["val"]]
-    return max((tensor.numel() for tensor in _tensors(inputs)), default=0)
+    return _largest(node.all_input_nodes[0] if _kind(node) == "sum" else node)
+
+
+def _largest(node: fx.Node) -> int:
+    """Elements of the largest tensor that a node gives."""
+    return max((tensor.numel() for tensor in tensors_in(node.meta["val"])), default=0)
 
 
 def _is_outer(node: fx.Node) -> bool | None:
@@ -283,17 +288,3 @@ def _is_outer(node: fx.Node) -> bool | None:
     if not isinstance(source, Tensor) or not isinstance(dims, (list, tuple)):
         return False
     return not any(dim in (-1, source.dim() - 1) for dim in dims)
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _map(change: Callable[[Tensor], Any], value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(change, part) for part in value)
-    return change(value) if isinstance(value, Tensor) else value

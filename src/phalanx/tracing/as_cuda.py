@@ -9,14 +9,14 @@ and writes fp32 without a copy in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import _VF, Tensor
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from phalanx.tracing.attention import (
@@ -48,24 +48,23 @@ _SOFTMAX = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._l
 def as_cuda(*, is_autocast: bool) -> Iterator[None]:
     """Inside, forward takes what it would take on CUDA, also when it runs again in backward. What
     autocast does to other operators is left to CPU autocast."""
-    changed: dict[str, Callable[..., Any]] = {
+    changed: dict[str, Any] = {
         "dropout": _dropout,
         "scaled_dot_product_attention": _fused_attention(F.scaled_dot_product_attention),
         "rms_norm": _rms_norm,
     }
-    with ExitStack() as stack:
-        if is_autocast:
-            in_fp32: dict[str, Change] = dict.fromkeys(_FP32_NAMES.split(), _in_fp32)
-            in_fp32 |= {name: _fused(kernel) for name, kernel in _SOFTMAX.items()}
-            stack.enter_context(_InFp32(in_fp32))
-            # A mode does not see calls from inside torch's own functions: attention's softmax.
-            changed |= {name: in_fp32[name](getattr(F, name)) for name in in_fp32 & vars(F).keys()}
-            changed["cross_entropy"] = _cross_entropy(F.cross_entropy)
-        for name, function in changed.items():
-            stack.enter_context(mock.patch.object(F, name, function))
-        for name in GATES:
-            layer = as_cudnn(name, getattr(_VF, name), HALF if is_autocast else None)
-            stack.enter_context(mock.patch.object(_VF, name, layer))
+    changes: dict[str, Change] = {
+        name: partial(as_cudnn, name, HALF if is_autocast else None) for name in GATES
+    }
+    if is_autocast:
+        changes |= dict.fromkeys(_FP32_NAMES.split(), _in_fp32)
+        changes |= {name: _fused(kernel) for name, kernel in _SOFTMAX.items()}
+        changed |= {name: changes[name](getattr(F, name)) for name in changes & vars(F).keys()}
+        changed["cross_entropy"] = _cross_entropy(F.cross_entropy)
+    # A mode is off inside torch's own functions, such as attention's softmax (torch 2.10 to 2.13,
+    # https://docs.pytorch.org/docs/2.10/notes/extending.html#extending-torch-with-modes): what they
+    # call is exchanged in its module.
+    with _Changing(changes), mock.patch.multiple(F, **changed):
         yield
 
 
@@ -106,7 +105,9 @@ def _fused_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend
 
 
-class _InFp32(TorchFunctionMode):
+class _Changing(TorchFunctionMode):
+    """Makes other functions of torch's, by their names."""
+
     def __init__(self, changes: dict[str, Change]) -> None:
         super().__init__()
         self._changes = changes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from phalanx.planner.schema.operators import Kind
 
@@ -43,7 +44,7 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """Distinct tensors among the arguments."""
-        found = {id(tensor): tensor for tensor in tensors_in(self._named.values())}
+        found = {id(tensor): tensor for tensor in tensors_in(self._named)}
         return list(found.values())
 
 
@@ -66,13 +67,9 @@ def kernels_of(call: Call) -> list[Kernel]:
     return [Kernel(_REDUCTIONS.get(call.name, kind), call.name, [*read, *call.out])]
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among values and in lists of them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors of any nesting of lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 @cache

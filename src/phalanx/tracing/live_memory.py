@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.planner.schema.footprint import CHANNELS_LAST, WITH_GRADIENTS, Line, upper_lines
 from phalanx.planner.schema.operators import Operator
 from phalanx.planner.time.compile_gain import as_compiled
-from phalanx.tracing.kernels import Call
+from phalanx.tracing.kernels import Call, tensors_in
 from phalanx.tracing.operators import SAMPLES, Growth, Recorder
 from phalanx.tracing.workspaces import CONVOLUTIONS, workspace_of
 
@@ -121,9 +121,8 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _refuse_mixed(func, args)
         out = func(*args, **kwargs)
         call = self.recorder.record(func, args, kwargs, out)
-        for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Tensor):
-                self._count(value)
+        for tensor in tensors_in(out):
+            self._count(tensor)
         if call is not None:
             self._work(call)
         return out

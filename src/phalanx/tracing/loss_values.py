@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.engine.model.blocks import Block
 from phalanx.recipe.interface import Batch, Recipe
+from phalanx.tracing.kernels import tensors_in
 from phalanx.tracing.operators import SAMPLES
 
 _READS = ("tolist", "numpy", "__array__")
@@ -54,7 +56,7 @@ def look_at_values(
     """Run the loss of a real batch forward, and return all that depended on values."""
     noting = _Noting(time.perf_counter() + limit_s, limit_s)
     nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _never)
-    with warnings.catch_warnings(action="ignore"), nothing, _NotingReads(noting), noting:
+    with warnings.catch_warnings(action="ignore"), nothing, _Reads(noting.note_read), noting:
         recipe.loss(model, batch, keys)
     return noting.answers
 
@@ -69,7 +71,7 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, deadline: float, limit_s: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.answers: list[Answer] = []
-        self.is_reading = False
+        self._is_reading = False
         self._deadline, self._limit_s = deadline, limit_s
 
     def __torch_dispatch__(
@@ -78,30 +80,35 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if time.perf_counter() > self._deadline:
             raise NotRunError(f"a forward on real samples takes more than {self._limit_s:.0f} s")
         out = func(*args, **(kwargs or {}))
-        if not self.is_reading and _depends_on_values(func, args):
+        if not self._is_reading and _depends_on_values(func, args):
             self.answers.append(Answer(str(func), _value(func, args, out)))
         return out
 
+    def note_read(self, name: str, read: Callable[[], Any]) -> Any:
+        self._is_reading = True  # operators inside belong to it
+        try:
+            out = read()
+        finally:
+            self._is_reading = False
+        # An array shares memory with the tensor, which may change later.
+        self.answers.append(Answer(name, out if name == "tolist" else out.copy()))
+        return out
 
-class _NotingReads(TorchFunctionMode):
-    def __init__(self, noting: _Noting) -> None:
+
+class _Reads(TorchFunctionMode):
+    """Asks a function for the values that a method of `_READS` hands to Python; it is given the
+    method's name and the call itself."""
+
+    def __init__(self, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
         super().__init__()
-        self._noting = noting
+        self._ask = ask
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name not in _READS:
-            return func(*args, **(kwargs or {}))
-        self._noting.is_reading = True  # operators inside belong to it
-        try:
-            out = func(*args, **(kwargs or {}))
-        finally:
-            self._noting.is_reading = False
-        # An array shares memory with the tensor, which may change later.
-        self._noting.answers.append(Answer(name, out if name == "tolist" else out.copy()))
-        return out
+        return self._ask(name, call) if name in _READS else call()
 
 
 def _depends_on_values(func: Any, args: tuple[Any, ...]) -> bool:
@@ -117,11 +124,8 @@ def _is_mask(index: Any) -> bool:
 def _value(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     if func is torch.ops.aten.index.Tensor:
         return [int(index.count_nonzero()) if _is_mask(index) else None for index in args[1]]
-    if isinstance(out, Tensor):
-        return [(tuple(out.shape), out.dtype)]
-    if isinstance(out, (tuple, list)):
-        return [(tuple(tensor.shape), tensor.dtype) for tensor in out]
-    return out
+    made = tensors_in(out)
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in made] if made else out
 
 
 class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -141,10 +145,15 @@ class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def from_the_start(self) -> Iterator[None]:
         """Around one run."""
         self.position = 0
-        # Tensors without values have a method of their own for this, which modes do not see.
+        # FakeTensor has a `tolist` of its own, which modes do not see (torch 2.10 to 2.13,
+        # https://github.com/pytorch/pytorch/blob/v2.10.0/torch/_subclasses/fake_tensor.py).
         listing = mock.patch.object(FakeTensor, "tolist", lambda _: self.next("tolist"))
-        with listing, _AnsweringReads(self), self:
+        with listing, _Reads(self._give_read), self:
             yield
+
+    def _give_read(self, name: str, read: Callable[[], Any]) -> Any:
+        value = self.next(name)
+        return value if name == "tolist" else value.copy()
 
     def next(self, name: str) -> Any:
         """What the real run got here."""
@@ -201,21 +210,6 @@ class Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._is_rounded:
             return picked * SAMPLES // self._samples
         return SAMPLES * max(1, round(picked / self._samples))
-
-
-class _AnsweringReads(TorchFunctionMode):
-    def __init__(self, answering: Answering) -> None:
-        super().__init__()
-        self._answering = answering
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name not in _READS:
-            return func(*args, **(kwargs or {}))
-        value = self._answering.next(name)
-        return value if name == "tolist" else value.copy()
 
 
 def _rewinding(forward: Any, answering: Answering) -> Any:

@@ -79,7 +79,7 @@ class Recorder:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Call | None:
         """Count a call that returned `out`; what returns no tensor is a question of the host."""
-        outs = list(tensors_in((out,)))
+        outs = tensors_in(out)
         if not outs:
             return None
         # A forward that is run again in backward is time of backward.

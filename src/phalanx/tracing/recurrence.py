@@ -21,7 +21,7 @@ for _schema in (
 ):
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""By the function that torch.nn's layers call in `torch._VF`."""
+"""By the function of torch that the layers of torch.nn call."""
 # Numbers that a step of one unit leaves for backward, by the number of gates, and one more for each
 # layer but the last, whose output is kept. cuDNN does not say: benchmarks/planner/workspaces.py.
 _KEPT = {4: 5, 3: 6, 1: 1}
@@ -89,8 +89,10 @@ class _Recurrence(torch.autograd.Function):
         return (None, None, *found)
 
 
-def as_cudnn(name: str, spelled_out: Callable[..., Any], dtype: torch.dtype | None) -> Any:
-    """What takes the place of `torch._VF`'s function of that name; autocast makes `dtype` of all
+def as_cudnn(
+    name: str, dtype: torch.dtype | None, spelled_out: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return what takes the place of torch's function of that name; autocast makes `dtype` of all
     it is given. A packed sequence is left as it is: its lengths are values."""
 
     def layer(input: Tensor, hidden: Any, weights: Any, *rest: Any) -> Any:

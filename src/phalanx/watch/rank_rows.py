@@ -87,11 +87,12 @@ def rank_table(watched: WatchedRun, width: int, limit: int) -> Table | None:
             row["device"] = row["device"].partition(" ")[0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in names:
-        if name == "device":
-            table.add_column(HEADERS[name], max_width=room, no_wrap=True, overflow="ellipsis")
-        else:
-            justify = "right" if name != "mark" else "left"
-            table.add_column(HEADERS[name], justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(
+            HEADERS[name],
+            justify="left" if name in ("device", "mark") else "right",
+            max_width=room if name == "device" else None,
+            no_wrap=True,
+        )
     for row in rows:
         style = "bold red" if row["mark"] else ""
         table.add_row(*(Text(row[name], style=style) for name in names))

@@ -52,12 +52,10 @@ class Series:
 
     def take_part(self, low: float, high: float) -> None:
         """Values between two that are added: of these only how far they went is kept."""
-        if self._waiting:
-            last = self._waiting[-1]
-            self._waiting[-1] = last._replace(low=min(last.low, low), high=max(last.high, high))
-        elif self._points:
-            last = self._points[-1]
-            self._points[-1] = last._replace(low=min(last.low, low), high=max(last.high, high))
+        points = self._waiting or self._points
+        if points:
+            last = points[-1]
+            points[-1] = last._replace(low=min(last.low, low), high=max(last.high, high))
 
     def cut_after(self, step: float) -> None:
         """Forget what came after a step: the run has gone back to it."""
@@ -77,9 +75,8 @@ class Series:
 
     @property
     def last(self) -> Point | None:
-        if self._waiting:
-            return self._waiting[-1]
-        return self._points[-1] if self._points else None
+        points = self._waiting or self._points
+        return points[-1] if points else None
 
 
 def _join(points: list[Point] | tuple[Point, ...]) -> Point:

@@ -2,16 +2,17 @@
 
 import re
 import string
+from typing import get_args
 
 import pytest
 
+from phalanx.diagnose.attempt_end import UNKNOWN
 from phalanx.diagnose.causes import SUBJECTS
-from phalanx.diagnose.causes.row import GRADES
-from phalanx.diagnose.death import UNKNOWN, find_death
+from phalanx.diagnose.causes.row import Grade
+from phalanx.diagnose.death import find_death
 from phalanx.diagnose.matching import all_causes
 from phalanx.diagnose.scene import Scene
-from phalanx.job.keys import ALIASES
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import ALIASES, job_keys
 from tests.unit.diagnose.failure_texts import TEXTS, UNKNOWN_LOGS
 from tests.unit.diagnose.run_folders import died, traceback
 
@@ -76,7 +77,7 @@ def test_a_log_with_nothing_known_in_it_is_unknown_with_its_last_lines(log, tmp_
 @pytest.mark.parametrize("row", all_causes(), ids=name_of)
 def test_a_row_is_whole(row):
     assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", row.name)
-    assert row.grade in GRADES
+    assert row.grade in get_args(Grade)
     assert row.any_of or row.exit_codes or row.facts, "nothing can find it"
     assert bool(row.text) == bool(row.any_of) or row.name == "exception"
     assert set(row.facts) <= FACTS

@@ -2,7 +2,8 @@
 
 import pytest
 
-from phalanx.diagnose.death import UNKNOWN, explain_end, find_death
+from phalanx.diagnose.attempt_end import UNKNOWN
+from phalanx.diagnose.death import explain_end, find_death
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import Finding
 from tests.fixtures.recorded import RecordedWriter

@@ -8,7 +8,7 @@ import yaml
 
 from phalanx.job import load_job
 from phalanx.job.editor import SCHEMA_FILE, editor_line, schema_text, with_editor_line
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys
 from phalanx.recipe.loading import builtin_recipes, copy_recipe
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import UserError
 from phalanx.job import Interval, Override, load_job, parse_override
-from phalanx.job.keys import ALIASES
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import ALIASES, job_keys
 from phalanx.job.source.origin import format_value, parse_scalar
 from tests.unit.job.wrong_jobs import GOOD
 

@@ -1,6 +1,6 @@
 """Every choice of the plan names the job keys behind it."""
 
-from phalanx.job.schema import job_keys
+from phalanx.job.keys import job_keys
 from phalanx.planner.job_keys import FEEDS
 
 

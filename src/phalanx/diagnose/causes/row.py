@@ -14,7 +14,6 @@ symptom  something behind it went wrong and did not say what; any exact row wins
 generic  how the process ended and no more: an exception, a signal
 echo     another rank was gone or late before this one failed; any other rank's own cause wins
 """
-GRADES: tuple[Grade, ...] = ("exact", "symptom", "generic", "echo")
 
 
 @dataclass(frozen=True, kw_only=True)

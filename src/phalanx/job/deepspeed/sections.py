@@ -4,15 +4,14 @@ Which key is which is in `job.deepspeed.keys`."""
 
 from __future__ import annotations
 
-from phalanx.job.deepspeed import keys
-from phalanx.job.deepspeed.keys import FLAG, TYPE
+from phalanx.job.deepspeed.keys import OFFLOAD, SET_BY_PHALANX, TOP, TYPE, ZERO
 from phalanx.job.deepspeed.training import TRAINING_KEYS
 from phalanx.job.deepspeed.translation import Translation
 from phalanx.job.source.origin import show
 
+_SECTIONS = ("zero_optimization", "data_types", *TRAINING_KEYS)
 _OFFLOADS = {"offload_optimizer": "offload_optimizer", "offload_param": "offload_parameters"}
 _OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_parameters"}
-_OFFLOAD_REFUSED = {"ratio": 1.0, "super_offload": False}
 # They matter with NVMe only, which is refused.
 _OFFLOAD_NVME = (
     *("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init"),
@@ -23,30 +22,13 @@ _OFFLOAD_NVME = (
 def translate_sections(made: Translation) -> None:
     _zero(made)
     _data_types(made)
-    for key, value in made.file.content.items():
-        if key in ("zero_optimization", "data_types", *TRAINING_KEYS, *keys.SET_BY_PHALANX):
-            continue
-        if key in keys.HANDED_ON:
-            made.hand_on(key, keys.HANDED_ON[key])
-        elif key in keys.IGNORED:
-            if not keys.is_off(value):
-                made.ignore(key, keys.IGNORED[key])
-        elif key in keys.REFUSED:
-            if why := keys.refusal(key, value):
-                made.refuse(key, why)
-        else:
-            known = (
-                "zero_optimization",
-                "data_types",
-                *TRAINING_KEYS,
-                *keys.HANDED_ON,
-                *keys.REFUSED,
-            )
-            made.unknown(key, [*known, *keys.IGNORED])
+    for key in made.file.content:
+        if key not in (*_SECTIONS, *SET_BY_PHALANX):
+            made.settle(key, TOP, *_SECTIONS)
 
 
 def _zero(made: Translation) -> None:
-    for key, value in made.section("zero_optimization").items():
+    for key in made.section("zero_optimization"):
         full = f"zero_optimization.{key}"
         if key == "stage":
             _stage(made, full)
@@ -54,16 +36,8 @@ def _zero(made: Translation) -> None:
             _offload(made, full, f"deepspeed.{_OFFLOADS[key]}")
         elif key in _OLD_OFFLOADS:
             made.say(full, f"deepspeed.{_OLD_OFFLOADS[key]}")
-        elif key in keys.ZERO_HANDED_ON:
-            made.hand_on(full, keys.ZERO_HANDED_ON[key])
-        elif key in keys.ZERO_IGNORED:
-            if not keys.is_off(value):
-                made.ignore(full, keys.ZERO_IGNORED[key])
-        elif key in keys.ZERO_REFUSED:
-            if why := keys.zero_refusal(key, value):
-                made.refuse(full, why)
         else:
-            made.unknown(full, ["stage", *_OFFLOADS, *keys.ZERO_HANDED_ON])
+            made.settle(full, ZERO, "stage", *_OFFLOADS)
 
 
 def _data_types(made: Translation) -> None:
@@ -99,12 +73,6 @@ def _offload(made: Translation, full: str, job_key: str) -> None:
         )
     elif made.is_said(device):
         made.add(device, job_key, made.file.value(device) == "cpu")
-    for key, value in section.items():
-        inner = f"{full}.{key}"
-        if key == "pin_memory":
-            made.hand_on(inner, FLAG)
-        elif key in _OFFLOAD_REFUSED:
-            if value not in (_OFFLOAD_REFUSED[key], "auto"):
-                made.refuse(inner, "that needs DeepSpeed's own CPU optimizer")
-        elif key not in ("device", *_OFFLOAD_NVME):
-            made.unknown(inner, ("device", "pin_memory"))
+    for key in section:
+        if key not in ("device", *_OFFLOAD_NVME):
+            made.settle(f"{full}.{key}", OFFLOAD, "device")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from phalanx.errors import Finding
-from phalanx.job.deepspeed import keys
-from phalanx.job.deepspeed.keys import COUNT, FLAG
+from phalanx.job.deepspeed.keys import BF16, COUNT, FLAG, FP16
 from phalanx.job.deepspeed.translation import Translation
 from phalanx.job.source.origin import show
 
@@ -57,23 +56,12 @@ def _batch(made: Translation, *, has_batch: bool) -> None:
 def _precision(made: Translation) -> None:
     enabled: dict[str, bool] = {}
     for name in ("bf16", "bfloat16", "fp16"):
-        known = keys.FP16_HANDED_ON if name == "fp16" else keys.BF16_HANDED_ON
         for key in made.section(name):
             full = f"{name}.{key}"
-            is_on = made.file.value(full) is True
-            if key == "enabled":
-                if made.is_said(full) and made.fits(full, FLAG):
-                    enabled[name] = is_on
-            elif key in keys.HALF_MASTERS:
-                if is_on:
-                    made.refuse(full, "weights and optimizer state are kept in fp32")
-            elif key == "auto_cast":
-                if is_on:
-                    made.ignore(full, "autocast looks after the inputs")
-            elif key in known:
-                made.hand_on(full, known[key])
-            else:
-                made.unknown(full, [*known, "enabled"])
+            if key != "enabled":
+                made.settle(full, FP16 if name == "fp16" else BF16, "enabled")
+            elif made.is_said(full) and made.fits(full, FLAG):
+                enabled[name] = made.file.value(full)
     asked = [name for name, is_on in enabled.items() if is_on]
     if len(asked) > 1:
         made.refuse_value(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from phalanx.errors import Finding, did_you_mean
 from phalanx.job.deepspeed.file import DeepspeedFile
-from phalanx.job.deepspeed.keys import COUNT, SECTION, Kind
+from phalanx.job.deepspeed.keys import COUNT, SECTION, Kind, Section, is_off
 from phalanx.job.source.origin import Origin, show
 
 
@@ -102,6 +102,20 @@ class Translation:
                 fix=fix or f"remove `{key}`",
             )
         )
+
+    def settle(self, key: str, section: Section, *others: str) -> None:
+        """Hand on, pass over or refuse a key as its section says; `others` are known besides."""
+        name, value = key.rpartition(".")[2], self.file.value(key)
+        if name in section.handed_on:
+            self.hand_on(key, section.handed_on[name])
+        elif name in section.ignored:
+            if not is_off(value):
+                self.ignore(key, section.ignored[name])
+        elif name in section.at_default or name in section.off:
+            if why := section.refusal(name, value):
+                self.refuse(key, why)
+        else:
+            self.unknown(key, [*others, *section.handed_on, *section.at_default, *section.ignored])
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         near = did_you_mean(key.rpartition(".")[2], known)

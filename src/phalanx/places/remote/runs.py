@@ -15,7 +15,7 @@ from phalanx.places.remote.answers import RemoteRun, Runs, Told
 from phalanx.places.remote.refusals import AGAIN
 from phalanx.places.remote.ssh import BEAT_S, Connection, LineDroppedError
 from phalanx.run.directory import LATEST
-from phalanx.run.events import Event
+from phalanx.run.events import Event, parse
 
 PATIENCE_S = 600.0
 """How long a lost machine is tried again before we give up following."""
@@ -142,7 +142,8 @@ class Follower:
             if record["file"] == _LOG:
                 self._listener.on_output(record["text"])
             else:
-                self._waiting += _events(record["text"])
+                lines = record["text"].encode().splitlines()
+                self._waiting += [event for line in lines if (event := parse(line)) is not None]
         elif "shown" in record:
             self._take_part(record)
         if "turn" in record or "end" in record:
@@ -167,13 +168,3 @@ class Follower:
             why=f"{error}; the run itself goes on there as far as is known",
             fix=f"phalanx remote attach {place.name} {self._name}",
         )
-
-
-def _events(text: str) -> list[Event]:
-    found = []
-    for line in text.splitlines():
-        try:
-            found.append(Event.from_line(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # half a line of a writer that was killed
-    return found

@@ -6,19 +6,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.places.slurm.checks import ask_rows, ask_slurm
 from phalanx.places.slurm.job import COMMENT, LOGS
 from phalanx.run.directory import RunDirectory, write_atomic
+from phalanx.run.event_kinds.ranks import Outcome, Step
+from phalanx.run.events import parse
 from phalanx.run.reading import read_end
 
 _TAIL_BYTES = 65536
@@ -136,17 +135,15 @@ def find_job(reference: str | None) -> SlurmJob:
 def progress_of(job: SlurmJob) -> str:
     """How far its run is, in words; nothing when it has not begun."""
     run = _run_of(job)
-    said = [
-        *_last_events(run.events / "rank-0.jsonl"),
-        *_last_events(run.events / "supervisor.jsonl"),
-    ]
-    said.sort(key=lambda record: record["t"])
+    files = (run.events / "rank-0.jsonl", run.events / "supervisor.jsonl")
+    lines = [line for file in files for line in read_end(file, _TAIL_BYTES).splitlines()]
+    said = [event for line in lines if (event := parse(line)) is not None]
     words = ""
-    for record in said:
-        if record["kind"] == "step":
-            words = f"step {record['step']}"
-        elif record["kind"] == "outcome" and record["writer"] == "supervisor":
-            words = f"{record['status']} at step {record['step']}"
+    for event in sorted(said, key=lambda event: event.time_s):
+        if isinstance(event.body, Step):
+            words = f"step {event.body.step}"
+        elif isinstance(event.body, Outcome) and event.writer == "supervisor":
+            words = f"{event.body.status} at step {event.body.step}"
     return words
 
 
@@ -158,15 +155,6 @@ def _run_of(job: SlurmJob) -> RunDirectory:
         line = re.search(r"^run=(.+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
         output = shlex.split(line[1])[0].removesuffix("$name") if line else output
     return RunDirectory(job.folder / output / job.stem)
-
-
-def _last_events(path: Path) -> list[dict[str, Any]]:
-    """The newest events of a file that may be long."""
-    found = []
-    for line in read_end(path, _TAIL_BYTES).splitlines():
-        with suppress(ValueError):  # the first may be cut, the last half written
-            found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict) and "t" in record]
 
 
 def cancel(reference: str) -> SlurmJob:

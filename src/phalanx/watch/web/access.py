@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -43,6 +44,14 @@ code{background:#8883;padding:.1em .35em;border-radius:4px}</style></head><body>
 has printed a new one in its terminal: open that.</p></body></html>"""
 
 
+@dataclass
+class Session:
+    """What is remembered for one browser."""
+
+    is_dark: bool | None = None
+    """None: as its system has it."""
+
+
 class Access:
     """Links, cookies and the token of /metrics of one server."""
 
@@ -55,7 +64,7 @@ class Access:
         """`on_link` hears the token of the next link when one was used."""
         self._link = secrets.token_urlsafe(24)
         self._on_link = on_link
-        self._sessions: dict[str, dict[str, Any]] = {}
+        self._sessions: dict[str, Session] = {}
         # Browsers keep cookies by host, not by port: two servers must not take each other's.
         self._cookie = f"phalanx_watch_{secrets.token_hex(4)}"
         self.metrics_token = metrics_token or secrets.token_urlsafe(24)
@@ -72,7 +81,7 @@ class Access:
         session = secrets.token_urlsafe(32)
         while len(self._sessions) >= _MOST_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
-        self._sessions[session] = {}
+        self._sessions[session] = Session()
         self._on_link(self._link)
         return session
 
@@ -80,9 +89,8 @@ class Access:
         """What the browser of a session is told to keep."""
         return f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Lax"
 
-    def session(self, header: str) -> dict[str, Any] | None:
-        """What is remembered for a browser that sends these cookies, such as dark or light; None
-        when it has no link."""
+    def session(self, header: str) -> Session | None:
+        """The session of a browser that sends these cookies; None when it has no link."""
         try:
             cookie = SimpleCookie(header).get(self._cookie)
         except CookieError:

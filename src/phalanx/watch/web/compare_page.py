@@ -15,6 +15,7 @@ from phalanx.watch.plot import short_number
 from phalanx.watch.series import Point
 from phalanx.watch.state import LOSS
 from phalanx.watch.watched_run import WatchedRun
+from phalanx.watch.web.access import Session
 from phalanx.watch.web.charts import Line, curve_chart
 from phalanx.watch.web.library import OpenRun
 from phalanx.watch.web.theme import (
@@ -60,7 +61,7 @@ def _look(watched: WatchedRun, curve: str) -> _Look:
 class ComparePage:
     """What one browser sees of a comparison."""
 
-    def __init__(self, opened: Sequence[OpenRun], session: dict[str, Any]) -> None:
+    def __init__(self, opened: Sequence[OpenRun], session: Session) -> None:
         self._opened = list(opened)
         self._labels = _labels([one.watched for one in opened])
         self._is_by_time, self._smoothing, self._curve = False, SMOOTHING, LOSS

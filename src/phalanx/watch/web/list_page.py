@@ -14,6 +14,7 @@ from nicegui import ui
 from phalanx.errors import printable
 from phalanx.watch.plot import short_number
 from phalanx.watch.summary import Summary
+from phalanx.watch.web.access import Session
 from phalanx.watch.web.library import Library, run_id
 from phalanx.watch.web.theme import STATUS_COLOURS, columns, every, frame
 
@@ -57,7 +58,7 @@ _SORTS = {
 class ListPage:
     """What one browser sees of the list."""
 
-    def __init__(self, library: Library, session: dict[str, Any]) -> None:
+    def __init__(self, library: Library, session: Session) -> None:
         self._library = library
         self._page = 1
         self._is_looking = False

@@ -11,6 +11,7 @@ from nicegui import ui
 
 from phalanx.watch.log_text import log_names, log_text
 from phalanx.watch.rank_rows import HEADERS
+from phalanx.watch.web.access import Session
 from phalanx.watch.web.charts import Options
 from phalanx.watch.web.library import OpenRun
 from phalanx.watch.web.media_view import MediaView
@@ -37,7 +38,7 @@ _TABS = ("curves", "system", "time line", "plan", "logs", "findings", "pictures"
 class RunPage:
     """What one browser sees of one run."""
 
-    def __init__(self, opened: OpenRun, figures: Figures, session: dict[str, Any]) -> None:
+    def __init__(self, opened: OpenRun, figures: Figures, session: Session) -> None:
         self._opened = opened
         self._settings = Settings(smoothing=SMOOTHING)
         self._tiles: dict[str, Tile] = {}

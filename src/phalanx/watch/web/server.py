@@ -16,7 +16,7 @@ from nicegui import ui
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.watch.prometheus import CONTENT_TYPE, render_metrics
 from phalanx.watch.watched_run import WatchedRun
-from phalanx.watch.web.access import Access, Guard
+from phalanx.watch.web.access import Access, Guard, Session
 from phalanx.watch.web.compare_page import MOST_RUNS, ComparePage
 from phalanx.watch.web.library import Library, run_id
 from phalanx.watch.web.list_page import ListPage
@@ -79,9 +79,8 @@ def make_app(library: Library, access: Access) -> FastAPI:
             return PlainTextResponse("no such picture", status_code=404)
         return FileResponse(found[0], media_type=found[1])
 
-    def session_of(request: Request) -> dict[str, Any]:
-        found = access.session(request.headers.get("cookie", ""))
-        return found if found is not None else {}
+    def session_of(request: Request) -> Session:
+        return access.session(request.headers.get("cookie", "")) or Session()
 
     def page(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return ui.page(path, response_timeout=30)

@@ -9,6 +9,7 @@ from typing import Any
 from nicegui import ui
 
 from phalanx.errors import printable
+from phalanx.watch.web.access import Session
 from phalanx.watch.web.charts import Options
 
 SMOOTHING = 0.6
@@ -80,24 +81,24 @@ body { background: var(--page) !important; color: var(--ink);
 
 
 @contextmanager
-def frame(title: str, session: dict[str, Any]) -> Iterator[Any]:
+def frame(title: str, session: Session) -> Iterator[Any]:
     """A page's head with its dark and light, and room for the rest; gives the part of the head that
     a page may fill."""
     ui.page_title(f"{printable(title)} - Phalanx")
     ui.colors(primary="#4f7cff", positive="#27ae8f", negative="#e5484d", warning="#d9930d")
     ui.add_css(_CSS)
-    dark = ui.dark_mode(session.get("is_dark"))
+    dark = ui.dark_mode(session.is_dark)
 
     def switch() -> None:
         order: dict[bool | None, bool | None] = {None: True, True: False, False: None}
-        dark.value = session["is_dark"] = order[dark.value]
+        dark.value = session.is_dark = order[dark.value]
         button.props(f"icon={_icon(dark.value)}")
 
     with ui.header().classes("px-head items-center q-py-sm"):
         ui.link("Phalanx", "/").classes("text-subtitle1")
         extra = ui.row().classes("items-center gap-2 min-w-0")
         ui.space()
-        button = ui.button(icon=_icon(session.get("is_dark")), on_click=switch)
+        button = ui.button(icon=_icon(session.is_dark), on_click=switch)
         button.props('flat round dense color=primary aria-label="dark, light or as the system"')
         button.mark("dark")
     with ui.column().classes("px-page"):

@@ -42,15 +42,16 @@ class Line:
         pass
 
 
-def event(time_s, kind, writer="rank-0"):
-    return json.dumps({"v": 1, "t": time_s, "kind": kind, "writer": writer}) + "\n"
+def event(time_s, what, writer="rank-0"):
+    line = {"v": 1, "t": time_s, "kind": "preparing", "writer": writer, "what": what}
+    return json.dumps(line) + "\n"
 
 
 def listen():
     heard = []
     return heard, Listener(
         lambda plan: heard.append("plan"),
-        lambda e: heard.append(e.kind),
+        lambda e: heard.append(e.body.what),
         heard.append,
         lambda text: heard.append(text.partition(";")[0]),
     )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from phalanx.watch.web.access import Access, Guard
+from phalanx.watch.web.access import Access, Guard, Session
 
 
 async def inside(scope, receive, send):
@@ -104,7 +104,7 @@ def test_old_sessions_make_room():
     for _ in range(150):
         last = access.exchange(access.link_token)
     assert access.session(access.cookie_for(first)) is None
-    assert access.session(access.cookie_for(last)) == {}
+    assert access.session(access.cookie_for(last)) == Session()
     assert access.session("no cookie at all;;;==") is None
 
 
@@ -113,5 +113,5 @@ def test_two_servers_on_one_host_keep_their_own_cookies():
     cookies = [a.cookie_for(a.exchange(a.link_token)).partition(";")[0] for a in (one, other)]
     sent = "; ".join(cookies)
     assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
-    assert one.session(sent) == other.session(sent) == {}
+    assert one.session(sent) == other.session(sent) == Session()
     assert one.session(cookies[1]) is None
