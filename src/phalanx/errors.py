@@ -7,7 +7,7 @@ Findings, printed by one renderer; `UserError` carries them up to the command li
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -89,6 +89,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     by_lower = {choice.lower(): choice for choice in choices}
     near = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
     return f" (did you mean `{by_lower[near[0]]}`?)" if near else ""
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def format_bytes(count: int) -> str:

@@ -195,9 +195,9 @@ def test_a_live_run_is_followed_to_its_end_on_a_terminal(tmp_path):
     made = live_run(tmp_path / "runs")
     holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     lock = json.loads((made.run.path / ".lock").read_text())
-    from phalanx.run import lock as lock_module
+    from phalanx.run import holder as holder_module
 
-    lock |= {"pid": holder.pid, "born": lock_module._born(holder.pid)}
+    lock |= {"pid": holder.pid, "born": holder_module._born(holder.pid)}
     (made.run.path / ".lock").write_text(json.dumps(lock))
     main, side = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.engine.data.micro_batches import MicroBatch, StepInput
+from phalanx.engine.data.micro_batches import MicroBatch
+from phalanx.engine.data.step_feed import StepInput
 from phalanx.engine.fast.cuda_graph import GraphedStep
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.optimizers import Schedule, make_optimizer

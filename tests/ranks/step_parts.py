@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from phalanx.engine.data.micro_batches import MicroBatch, StepInput
+from phalanx.engine.data.micro_batches import MicroBatch
+from phalanx.engine.data.step_feed import StepInput
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.ddp import Ddp
 from phalanx.engine.strategies.optimizers import Schedule, make_optimizer

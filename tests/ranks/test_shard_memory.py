@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from phalanx.engine.checkpoint.tensors import load_checkpoint, save_checkpoint
+from phalanx.engine.checkpoint.tensors import collect, load_checkpoint, write_checkpoint
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.fsdp import make_fsdp
 from phalanx.engine.strategies.precision import Precision
@@ -79,7 +79,8 @@ def save(folder):
             "exp_avg": torch.full_like(parameter, number, requires_grad=False),
             "exp_avg_sq": torch.full_like(parameter, -number, requires_grad=False),
         }
-    save_checkpoint(Path(folder), strategy=strategy, state={"step": 1})
+    content = collect(strategy, {"step": 1})
+    write_checkpoint(Path(folder), content, process=strategy.process)
     return [*peaks, growth.peak()], digest(strategy)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,18 +14,18 @@ from phalanx.cli.options.job import (
     CHECKPOINT,
     CPU,
     GPUS,
+    OPTIONS,
     RECIPE_OF_WEIGHTS,
+    RUNS,
     WEIGHTS,
     collect_overrides,
+    name_and_overrides,
 )
 from phalanx.errors import Finding, UserError, format_seconds, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.job import Override
-    from phalanx.prepare.trained_model import Which
     from phalanx.run.event_kinds import TaskResult
-    from phalanx.verbs.closed_loop import Benchmark
     from phalanx.verbs.evaluate import Evaluated
 
 
@@ -42,10 +42,7 @@ def evaluate(
             ".onnx; default: the newest run.",
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys."),
-    ] = None,
+    overrides: Annotated[list[str] | None, OPTIONS] = None,
     benchmark: Annotated[
         str | None,
         typer.Option(
@@ -83,9 +80,7 @@ def evaluate(
     recipe: Annotated[str | None, RECIPE_OF_WEIGHTS] = None,
     gpus: Annotated[str | None, GPUS] = None,
     cpu: Annotated[int | None, CPU] = None,
-    output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
-        "runs"
-    ),
+    output: Annotated[Path, RUNS] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> int:
     """Evaluate a trained model: its whole test split, exactly, on any number of devices.
@@ -111,25 +106,32 @@ def evaluate(
         seed=seed,
         workers=workers,
     )
-    run: Callable[..., Evaluated] = evaluate_trained
+    model, words = name_and_overrides(model, overrides)
+    placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
+    given = [*collect_overrides(placed)[0], *words]
+    which = Which(checkpoint=checkpoint, weights=weights, recipe=recipe, output=output)
+    on_split = partial(evaluate_trained, model, given, **which)
+    in_loop = partial(benchmark_trained, model, given, **which)
     if benchmark == _NO_BENCHMARK:
         _refuse(rollouts.flags)
-    elif benchmark is not None or rollouts.flags:
-        run = functools.partial(benchmark_trained, benchmark=rollouts)
-    if model is not None and "=" in model:
-        overrides, model = [model, *(overrides or [])], None
-    placed = {name: value for name, value in (("gpus", gpus), ("cpu", cpu)) if value is not None}
-    given = [*collect_overrides(placed)[0], *(overrides or [])]
-    which = Which(checkpoint=checkpoint, weights=weights, recipe=recipe, output=output)
+        return _run(on_split, None, as_json=as_json)
+    if benchmark is not None or rollouts.flags:
+        return _run(partial(in_loop, benchmark=rollouts), None, as_json=as_json)
+    return _run(on_split, in_loop, as_json=as_json)
+
+
+def _run(
+    run: Callable[..., Evaluated], in_loop: Callable[..., Evaluated] | None, *, as_json: bool
+) -> int:
+    """Evaluate and show it; `in_loop` runs the benchmark that the recipe wants to follow."""
     with console.working("starting") as say:
-        done = run(model, given, **which, say=say)
+        done = run(say=say)
         if not as_json:
             _show(done)
             console.show_findings(done.findings)
         after = None
-        if benchmark is None and done.next_benchmark is not None:
-            loop = Benchmark(done.next_benchmark)
-            after = _in_the_loop(model, given, which, loop, say=say)
+        if in_loop is not None and done.next_benchmark is not None:
+            after = _follow(in_loop, done.next_benchmark, say)
     if as_json:
         console.say_json(done.to_json() | ({"after": after.to_json()} if after else {}))
     elif after is not None:
@@ -138,20 +140,15 @@ def evaluate(
     return 0
 
 
-def _in_the_loop(
-    model: str | None,
-    given: Sequence[Override | str],
-    which: Which,
-    benchmark: Benchmark,
-    *,
-    say: Callable[[str], None],
+def _follow(
+    in_loop: Callable[..., Evaluated], benchmark: str, say: Callable[[str], None]
 ) -> Evaluated | None:
     """What the recipe wants to be run after the test split. Where that cannot be done the figures
     of the test split stand by themselves, and why is a warning."""
-    from phalanx.verbs.closed_loop import benchmark_trained
+    from phalanx.verbs.closed_loop import Benchmark
 
     try:
-        return benchmark_trained(model, given, benchmark=benchmark, **which, say=say)
+        return in_loop(benchmark=Benchmark(benchmark), say=say)
     except UserError as error:
         console.show_findings([replace(f, severity="warning") for f in error.findings])
         return None

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import CHECKPOINT, RECIPE_OF_WEIGHTS, WEIGHTS
+from phalanx.cli.options.job import (
+    CHECKPOINT,
+    OPTIONS,
+    RECIPE_OF_WEIGHTS,
+    RUNS,
+    WEIGHTS,
+    name_and_overrides,
+)
 from phalanx.errors import ExitCode, format_bytes, short_path
 from phalanx.output import console
 
@@ -24,10 +31,7 @@ def export(
             ".safetensors, .pt; default: the newest run.",
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys."),
-    ] = None,
+    overrides: Annotated[list[str] | None, OPTIONS] = None,
     to: Annotated[
         str,
         typer.Option(
@@ -58,9 +62,7 @@ def export(
     ] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     recipe: Annotated[str | None, RECIPE_OF_WEIGHTS] = None,
-    output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
-        "runs"
-    ),
+    output: Annotated[Path, RUNS] = Path("runs"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
@@ -76,12 +78,11 @@ def export(
     """
     from phalanx.verbs.export import Settings, export_trained
 
-    if model is not None and "=" in model:
-        overrides, model = [model, *(overrides or [])], None
+    model, words = name_and_overrides(model, overrides)
     with console.working("reading the weights") as say:
         done = export_trained(
             model,
-            overrides or (),
+            words,
             form=to,
             settings=Settings(half=half, int8=int8, dynamic=dynamic, batch=batch, opset=opset),
             checkpoint=checkpoint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -77,8 +77,7 @@ def import_(
     """
     from phalanx.codec import to_json
     from phalanx.job import check_job, load_job
-    from phalanx.job.importing import Asked, complete, job_text, unstated
-    from phalanx.job.presets import list_presets
+    from phalanx.job.importing import Asked, job_text
     from phalanx.recipe.loading import builtin_recipes
 
     imported = _read(source, kind, Asked(recipe, leave or (), batch_means))
@@ -88,14 +87,7 @@ def import_(
             _show(imported, imported.lines)
         missing = [] if chosen else [_no_recipe(imported, source)]
         raise UserError([*imported.findings, *missing])
-    builtin = builtin_recipes().get(chosen)
-    base = None
-    if builtin is not None:
-        preset = list_presets(builtin).get(imported.preset or "")
-        base = load_job(preset or builtin / "job.yaml")
-    stated = {**imported.job, "recipe": chosen}
-    values = complete(stated, base)
-    lines = [*imported.lines, *unstated(values, stated, base)]
+    values, lines = _complete(imported, chosen)
     if not as_json:
         _show(imported, lines)
     findings = check_job(load_job(values), known_recipes=builtin_recipes(), nodes=imported.nodes)
@@ -116,6 +108,23 @@ def import_(
     console.say(f"wrote {short_path(out.absolute())}")
     _next(imported, out)
     return 0
+
+
+def _complete(imported: Imported, recipe: str) -> tuple[dict[str, Any], list[Line]]:
+    """The values of the job file, and what became of every setting."""
+    from phalanx.job import load_job
+    from phalanx.job.importing import complete, unstated
+    from phalanx.job.presets import list_presets
+    from phalanx.recipe.loading import builtin_recipes
+
+    builtin = builtin_recipes().get(recipe)
+    base = None
+    if builtin is not None:
+        preset = list_presets(builtin).get(imported.preset or "")
+        base = load_job(preset or builtin / "job.yaml")
+    stated = {**imported.job, "recipe": recipe}
+    values = complete(stated, base)
+    return values, [*imported.lines, *unstated(values, stated, base)]
 
 
 def _next(imported: Imported, out: Path) -> None:

@@ -82,6 +82,21 @@ def watch(
             port=port,
             token_file=metrics_token_file,
         )
+    name = _one(named)
+    if tensorboard:
+        return _tensorboard(find_run_to_watch(name, Path(output)), host, port)
+    if remote is not None:
+        from phalanx.watch.mirror import mirrored
+
+        with mirrored(remote, name) as watched:
+            return _show(watched, is_once=once, as_json=as_json)
+    from phalanx.watch.watched_run import WatchedRun
+
+    run = find_run_to_watch(name, Path(output))
+    return _show(WatchedRun(run), is_once=once, as_json=as_json)
+
+
+def _one(named: list[str]) -> str | None:
     if len(named) > 1:
         raise UserError(
             Finding(
@@ -91,19 +106,7 @@ def watch(
                 fix=f"phalanx watch --web {' '.join(named)}",
             )
         )
-    if tensorboard:
-        return _tensorboard(
-            find_run_to_watch(named[0] if named else None, Path(output)), host, port
-        )
-    if remote is not None:
-        from phalanx.watch.mirror import mirrored
-
-        with mirrored(remote, named[0] if named else None) as watched:
-            return _show(watched, is_once=once, as_json=as_json)
-    from phalanx.watch.watched_run import WatchedRun
-
-    run = find_run_to_watch(named[0] if named else None, Path(output))
-    return _show(WatchedRun(run), is_once=once, as_json=as_json)
+    return named[0] if named else None
 
 
 def _show(watched: WatchedRun, *, is_once: bool, as_json: bool) -> int:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.diagnose.compare import Comparison, Measured
-from phalanx.diagnose.evidence import Evidence, listed
+from phalanx.diagnose.evidence import Evidence
 from phalanx.diagnose.recording import Recording
-from phalanx.errors import Finding
+from phalanx.errors import Finding, name_some
 from phalanx.job.strategies import facts_of
 
 KEYS = "draw from the keys (`keys.normal(sample_keys, ...)` of phalanx.recipe), in data and loss"
@@ -109,7 +109,7 @@ class _Cause:
     def _batch(self) -> Finding:
         evidence = self._evidence
         given = evidence.sample_given_instead()
-        parts = listed(evidence.parts_that_differ())
+        parts = name_some(evidence.parts_that_differ())
         asked, nearest, part = evidence.nearest_sample() or (0, None, "")
         if given is not None:
             return self._data_by_rank(given)
@@ -169,7 +169,7 @@ class _Cause:
         if "weight()" in self._first.place:
             return self._world_in_loss("weight(batch) knows more than its micro-batch")
         if called:
-            return self._world_in_loss(f"the loss talks to other ranks itself: {listed(called)}")
+            return self._world_in_loss(f"the loss talks to other ranks itself: {name_some(called)}")
         if factor is not None:
             return self._world_in_loss(
                 f"every term that differs is {factor} what it is on one rank: the number of ranks "
@@ -180,8 +180,8 @@ class _Cause:
         changed = evidence.buffers_changed()
         if changed:
             return self._buffers(
-                f"forward changes {listed(changed)} and the loss depends on it; on one rank it has "
-                "seen all slots before, on many only those of its rank"
+                f"forward changes {name_some(changed)} and the loss depends on it; on one rank it "
+                "has seen all slots before, on many only those of its rank"
             )
         return Finding(
             slug="verify-loss-by-rank",
@@ -210,7 +210,7 @@ class _Cause:
             return explain_rounding(self._what())
         factor, called = evidence.world_factor(), evidence.collectives()
         seen = f"it is {factor} what it is on one rank; " if factor else ""
-        seen += f"loss or model talk to other ranks: {listed(called)}; " if called else ""
+        seen += f"loss or model talk to other ranks: {name_some(called)}; " if called else ""
         return Finding(
             slug="verify-gradient",
             what=self._what(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from phalanx.diagnose.compare import Measured
 from phalanx.diagnose.recording import Fingerprint, Recording, SlotRecord, StartRecord
+from phalanx.errors import name_some
 
 ROUNDING = 1e-5  # float32 keeps seven digits; more than this apart is no rounding of it
 
@@ -51,7 +52,7 @@ class Evidence:
         right = [f"rank {rank}" for rank, count in sorted(wrong.items()) if not count]
         others = [f"rank {rank}" for rank, count in sorted(wrong.items()) if count]
         if right:
-            return f"slots of {listed(right)} are equal, slots of {listed(others)} are not"
+            return f"slots of {name_some(right)} are equal, slots of {name_some(others)} are not"
         return f"slots of all {len(others)} ranks differ" if others else "its slots are equal"
 
     def parts_that_differ(self) -> list[str]:
@@ -204,8 +205,3 @@ def numbers(one: float | None, many: float | None) -> tuple[str, str]:
 
 def _written(value: float | None, digits: int) -> str:
     return "not there" if value is None else f"{value:.{digits}g}"
-
-
-def listed(words: list[str]) -> str:
-    """`a, b, c and 2 more`."""
-    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from phalanx.diagnose.compare import Comparison, Measured, Walk, judge
 from phalanx.diagnose.difference_cause import KEYS, explain_not_finite, explain_rounding
-from phalanx.diagnose.evidence import ROUNDING, Evidence, listed, numbers
+from phalanx.diagnose.evidence import ROUNDING, Evidence, numbers
 from phalanx.diagnose.recording import Recording
-from phalanx.errors import Finding
+from phalanx.errors import Finding, name_some
 
 _ANY_TERM = "*"  # the name in weight() that stands for every term
 
@@ -248,8 +248,8 @@ class _CutCause:
         return Finding(
             slug="verify-buffers",
             what=self._what(),
-            why=f"forward changes {listed(changed)} once per micro-batch: its value depends on how "
-            "many there are",
+            why=f"forward changes {name_some(changed)} once per micro-batch: its value depends on "
+            "how many there are",
             fix=f"GroupNorm and LayerNorm keep no such value{self._or_cut_alike}",
         )
 
@@ -279,7 +279,7 @@ def about_dropout(recording: Recording, cuts: Cuts) -> Finding | None:
     return Finding(
         slug="verify-dropout",
         what=f"dropout was disabled to compare micro-batches of {cuts.one} and {cuts.many}: "
-        f"{listed(names)}",
+        f"{name_some(names)}",
         why="its masks are drawn per micro-batch: `train` draws others on 1 rank than on "
         f"{cuts.ranks} ranks, in the same distribution; in the same micro-batches it was compared",
         fix=f"nothing to do; or {cuts.fix} for the same masks",

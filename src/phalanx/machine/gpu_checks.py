@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from phalanx.errors import Finding
+from phalanx.errors import Finding, name_some
 from phalanx.machine.facts import Gpu, Machine
 from phalanx.machine.host_checks import gib
 
@@ -120,7 +120,7 @@ def _holders(gpu: Gpu) -> str:
         + (f", {gib(process.used_bytes)})" if process.used_bytes is not None else ")")
         for process in gpu.processes
     ]
-    return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return name_some(named)
 
 
 def check_heat(machine: Machine) -> Iterator[Finding]:

@@ -26,7 +26,8 @@ from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import read_events
-from phalanx.run.lock import read_holder, this_process
+from phalanx.run.holder import this_process
+from phalanx.run.lock import read_holder
 from phalanx.supervise.signals import hearing_stops
 
 if TYPE_CHECKING:  # a command that is not under torchrun waits for none of these

@@ -6,12 +6,9 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from phalanx.errors import Finding, format_seconds
-
-if TYPE_CHECKING:
-    from phalanx.run.lock import Holder
+from phalanx.run.holder import Holder
 
 _SHOWN = 4  # ranks that are named
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -69,10 +69,7 @@ class Evaluated:
     findings: list[Finding] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        record = asdict(self)
-        record |= {name: record[name] and str(record[name]) for name in ("file", "run")}
-        record["media"] = [str(path) for path in self.media]
-        record["findings"] = to_json(self.findings)
+        record: dict[str, Any] = to_json(self)
         return record
 
 

@@ -71,17 +71,8 @@ class Export:
         return not errors_of(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "form": self.form,
-            "source": str(self.source),
-            "checkpoint": str(self.checkpoint) if self.checkpoint is not None else None,
-            "weights": self.weights,
-            "files": self.files,
-            "compared": self.compared,
-            "metrics": self.metrics,
-            "findings": to_json(self.findings),
-        }
+        unsaid = ("recipe", "title", "source_bytes")
+        return {name: value for name, value in to_json(self).items() if name not in unsaid}
 
 
 def export_trained(

@@ -26,7 +26,7 @@ from phalanx.run.events import Event
 from phalanx.verbs.short_run import ShortRun, run_short
 from phalanx.verbs.verify import verify_job
 
-STEPS = 5
+_STEPS = 5
 _COMPARED_RANKS = 2
 
 
@@ -62,31 +62,21 @@ def climb(
     prepared: Prepared,
     launcher: Launcher,
     *,
-    steps: int = STEPS,
     on_rung: Callable[[Rung], None],
-    on_findings: Callable[[list[Finding]], None] = lambda findings: None,
-) -> list[Rung]:
+    on_findings: Callable[[list[Finding]], None],
+) -> None:
     """Take every rung, and hand each on before the next. Raises UserError at the first that fails;
     the logs of its run are left where the Findings say."""
-    rungs: list[Rung] = []
-
-    def take(rung: Rung) -> None:
-        rungs.append(rung)
-        on_rung(rung)
-
     with run_folder("ladder") as folder:
-        runs = _Runs(launcher, folder, steps)
-        ranks = prepared.plan.ranks.value
         alone = _on_one_rank(prepared)
         if isinstance(alone, Finding):
-            take(Rung(1, prepared.plan.device.value, 0, f"left out: {alone.what}"))
+            first = Rung(1, prepared.plan.device.value, 0, f"left out: {alone.what}")
         else:
-            take(runs.try_out(alone, "trains"))
-        if ranks > 1:
-            take(_compare(source, overrides, steps, on_findings))
-            before = rungs[0].samples_per_s
-            take(runs.try_out(prepared, "trains", slower=before))
-        return rungs
+            first = _try_out(alone, launcher, folder)
+        on_rung(first)
+        if prepared.plan.ranks.value > 1:
+            on_rung(_compare(source, overrides, on_findings))
+            on_rung(_try_out(prepared, launcher, folder, slower=first.samples_per_s))
 
 
 def _on_one_rank(prepared: Prepared) -> Prepared | Finding:
@@ -105,12 +95,11 @@ def _on_one_rank(prepared: Prepared) -> Prepared | Finding:
 def _compare(
     source: Source | None,
     overrides: Sequence[Override | str],
-    steps: int,
     on_findings: Callable[[list[Finding]], None],
 ) -> Rung:
     """Only the ranks end a ladder: the plan's micro-batches may differ because the job says so, and
     with other numbers of ranks they differ again."""
-    done = verify_job(source, overrides, ranks=_COMPARED_RANKS, steps=steps)
+    done = verify_job(source, overrides, ranks=_COMPARED_RANKS, steps=_STEPS)
     if not done.comparison.is_same:
         raise UserError(done.findings, exit_code=ExitCode.FAILED)
     on_findings(
@@ -122,40 +111,35 @@ def _compare(
     return Rung(_COMPARED_RANKS, done.plan.device.value, done.steps, verdict)
 
 
-class _Runs:
-    """Short runs of a plan."""
-
-    def __init__(self, launcher: Launcher, folder: Path, steps: int) -> None:
-        self._launcher = launcher
-        self._folder = folder
-        self._steps = steps
-
-    def try_out(self, prepared: Prepared, verdict: str, slower: float | None = None) -> Rung:
-        ranks = prepared.plan.ranks.value
-        steps = min(self._steps, prepared.plan.total_steps.value)
-        job = prepared.job.model_copy(
-            update={
-                "stop_after": Interval(count=steps, unit="steps"),
-                "logging": prepared.job.logging.model_copy(update={"every": 1}),
-            }
-        )
-        never: Decision[int | None] = Decision(None, "a rung of the ladder")
-        plan = replace(prepared.plan, evaluate_every=never)
-        seen = _Seen()
-        done = run_short(
-            replace(prepared, job=job, plan=plan),
-            self._folder,
-            f"{ranks}-ranks",
-            launcher=self._launcher,
-            on_event=seen.take,
-        )
-        _judge(done, steps, seen.losses)
-        rate = seen.rate()
-        if slower and rate:
-            verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
-        return Rung(
-            ranks, plan.device.value, steps, verdict, tuple(seen.losses), rate, seen.memory_bytes
-        )
+def _try_out(
+    prepared: Prepared, launcher: Launcher, folder: Path, slower: float | None = None
+) -> Rung:
+    """Train the first steps; `slower`: samples/s of the rung to compare with."""
+    ranks = prepared.plan.ranks.value
+    steps = min(_STEPS, prepared.plan.total_steps.value)
+    job = prepared.job.model_copy(
+        update={
+            "stop_after": Interval(count=steps, unit="steps"),
+            "logging": prepared.job.logging.model_copy(update={"every": 1}),
+        }
+    )
+    never: Decision[int | None] = Decision(None, "a rung of the ladder")
+    plan = replace(prepared.plan, evaluate_every=never)
+    seen = _Seen()
+    done = run_short(
+        replace(prepared, job=job, plan=plan),
+        folder,
+        f"{ranks}-ranks",
+        launcher=launcher,
+        on_event=seen.take,
+    )
+    _judge(done, steps, seen.losses)
+    rate, verdict = seen.rate(), "trains"
+    if slower and rate:
+        verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
+    return Rung(
+        ranks, plan.device.value, steps, verdict, tuple(seen.losses), rate, seen.memory_bytes
+    )
 
 
 def _judge(done: ShortRun, steps: int, losses: list[float]) -> None:

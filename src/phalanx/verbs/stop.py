@@ -12,7 +12,8 @@ from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory, find_run
 from phalanx.run.event_kinds import AttemptStarted, Checkpoint, Outcome, Step
 from phalanx.run.events import Event, EventReader, read_events
-from phalanx.run.lock import Holder, is_held, read_holder, read_ranks
+from phalanx.run.holder import Holder
+from phalanx.run.lock import is_held, read_holder, read_ranks
 
 _POLL_S = 0.1
 _PATIENCE_S = 20.0  # from an end now to SIGKILL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from phalanx.codec import to_json
@@ -14,7 +15,7 @@ from phalanx.machine import Machine
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.schema.trace import EAGER
 from phalanx.prepare.job import Source
-from phalanx.prepare.plan import Prepared, other_machine, prepare
+from phalanx.prepare.plan import other_machine, prepare
 from phalanx.prepare.trace import Answer, AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
 
@@ -102,33 +103,23 @@ def sweep(
                 fix=f"--sweep {text}",
             )
         )
-    ask, is_elsewhere = _once(remembering(trace_recipe, is_fresh=is_fresh)), machine is not None
+    plan = partial(prepare, source, ask_trace=_once(remembering(trace_recipe, is_fresh=is_fresh)))
+    is_elsewhere = machine is not None
     rows = []
     for value in values:
         try:
             if key == MACHINE_KEY:
                 other = other_machine(value)
-                given: list[Override | str] = [*overrides]
-                done = _plan(source, given, other, other is not None, ask)
+                done = plan(overrides, machine=other, is_elsewhere=other is not None)
             else:
                 given = [*overrides, f"{key}={value}"]
-                done = _plan(source, given, machine, is_elsewhere, ask)
+                done = plan(given, machine=machine, is_elsewhere=is_elsewhere)
                 machine = done.machine
         except UserError as error:
             rows.append(SweepRow(value, None, None, error.findings))
         else:
             rows.append(SweepRow(value, done.plan, done.plan.device_bytes, done.findings))
     return rows
-
-
-def _plan(
-    source: Source | None,
-    overrides: list[Override | str],
-    machine: Machine | None,
-    is_elsewhere: bool,
-    ask: AskTrace,
-) -> Prepared:
-    return prepare(source, overrides, machine=machine, is_elsewhere=is_elsewhere, ask_trace=ask)
 
 
 def _once(ask: AskTrace) -> AskTrace:

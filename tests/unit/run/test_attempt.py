@@ -17,7 +17,8 @@ from phalanx.run.checkpoints import latest_good, list_checkpoints, new_checkpoin
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import AttemptStarted, Outcome, StopAsked
 from phalanx.run.events import EventReader, EventWriter, read_events
-from phalanx.run.lock import hold_rank, is_held, lock_run, read_holder, read_ranks, this_process
+from phalanx.run.holder import this_process
+from phalanx.run.lock import hold_rank, is_held, lock_run, read_holder, read_ranks
 
 RANK = """
 import os, sys, time

@@ -18,7 +18,8 @@ from phalanx.run.directory import (
     swap_link,
     write_atomic,
 )
-from phalanx.run.lock import Holder, is_held, lock_run, read_holder, this_process
+from phalanx.run.holder import Holder, this_process
+from phalanx.run.lock import is_held, lock_run, read_holder
 
 
 def finding_of(call, *arguments):

@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.recipe.films import encode_film
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import EVALUATOR
-from phalanx.run.lock import this_process
+from phalanx.run.holder import this_process
 from phalanx.run.media import write_media
 from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written

@@ -37,6 +37,8 @@ GPUS = typer.Option("--gpus", help="`all`, a number, or ids: `0,2,3`.")
 CPU = typer.Option("--cpu", help="On N CPU processes.")
 
 # Of what was trained: `evaluate` and `export`.
+OPTIONS = typer.Argument(metavar="KEY=VALUE", help="Options of the recipe and job keys.")
+RUNS = typer.Option("--output", help="Folder for run directories.")
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="best|latest|N", help="Of a run: `best`, `latest` or a step."
 )
@@ -186,10 +188,9 @@ def with_job_options(command: Command) -> Command:
     def wrapped(job: str | None, overrides: list[str] | None, **values: Any) -> int:
         given = {name: values.pop(name) for name in shared}
         given = {name: value for name, value in given.items() if value is not None}
-        if job is not None and "=" in job:  # `train --resume RUN epochs=3` has no job
-            overrides, job = [job, *(overrides or [])], None
+        job, words = name_and_overrides(job, overrides)
         collected, notes = collect_overrides(given)
-        return command(GivenJob(job, [*collected, *(overrides or [])], notes), **values)
+        return command(GivenJob(job, [*collected, *words], notes), **values)
 
     parameters = [
         *first,
@@ -204,6 +205,14 @@ def with_job_options(command: Command) -> Command:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
+
+
+def name_and_overrides(
+    name: str | None, overrides: list[str] | None
+) -> tuple[str | None, list[str]]:
+    """Return what is named first and the overrides; `train --resume RUN epochs=3` names no job."""
+    words = overrides or []
+    return (None, [name, *words]) if name is not None and "=" in name else (name, words)
 
 
 def parameter_of(name: str, annotation: Any, default: Any) -> inspect.Parameter:

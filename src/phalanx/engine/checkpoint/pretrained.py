@@ -15,7 +15,7 @@ from torch import nn
 from phalanx.engine.model.shards import Shard, find_aliases
 from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.strategies.base import Strategy
-from phalanx.errors import Finding, UserError, format_bytes
+from phalanx.errors import Finding, UserError, format_bytes, name_some
 from phalanx.recipe.pretrained import Stored
 
 ELSEWHERE = "elsewhere"
@@ -158,8 +158,7 @@ def _describe(record: list[dict[str, Any]]) -> str:
     if not record:
         return "none"
     shown = [f"`{e['file']}` ({format_bytes(e['bytes'])}, {e['sha256'][:8]})" for e in record]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    return name_some(shown, _SHOWN)
 
 
 def _unreadable(path: Path, error: Exception) -> Finding:

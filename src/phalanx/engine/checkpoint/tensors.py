@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from phalanx.engine.checkpoint.pretrained import ELSEWHERE, Pretrained
 from phalanx.engine.model.shards import Shard, find_aliases
 from phalanx.engine.model.tensor_file import (
@@ -58,22 +56,6 @@ class Content:
     def num_bytes(self) -> int:
         """Of the files on disk, all ranks' parts together."""
         return sum(Layout(parts).num_bytes for parts in self.files.values())
-
-
-def save_checkpoint(
-    folder: Path,
-    *,
-    strategy: Strategy,
-    state: dict[str, Any],
-    average: WeightAverage | None = None,
-    pretrained: Pretrained | None = None,
-    add_files: Callable[[Path], None] = lambda folder: None,
-) -> Path:
-    """Write a checkpoint while training waits, without a copy of anything. Every rank calls this
-    under a sharded strategy, otherwise one."""
-    content = collect(strategy, state, average=average, pretrained=pretrained)
-    process = strategy.process if strategy.facts.is_sharded else None
-    return write_checkpoint(folder, content, process=process, add_files=add_files)
 
 
 def collect(
@@ -171,13 +153,9 @@ def _in_agreement(process: Process) -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    counts = torch.tensor([0.0, 0.0])
-    if error is not None:
-        counts[int(is_transient(error))] = 1
-    if pending := process.reduce_control(counts):
-        pending.wait()
-    lasting, passing = counts.tolist()
-    if error is not None and not (lasting and is_transient(error)):
+    may_pass = error is not None and is_transient(error)
+    lasting, passing = process.count([error is not None and not may_pass, may_pass])
+    if error is not None and not (lasting and may_pass):
         raise error
     if lasting:
         raise OSError(errno.ECANCELED, "another rank could not write its part") from error

@@ -21,7 +21,6 @@ each dropout: it is not set.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -31,15 +30,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from phalanx.engine.data.micro_batches import MicroBatch
+from phalanx.engine.fast.region import Change, Region
 from phalanx.engine.model.blocks import Block, find_beside, find_blocks
 from phalanx.engine.model.buffers import untouched
 from phalanx.engine.process.group import Process
 from phalanx.engine.process.out_of_memory import find_shortage
-from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.strategies.base import RunBackward, Strategy
 from phalanx.errors import Finding
 from phalanx.recipe.interface import Recipe
 
-Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 _SIZES = 8  # of micro-batches that code is made for; those beyond run as they are
 _BREAKS = 4  # graph breaks of one kind of code: with more, most of it is not compiled
 _OWN = "torch.compiler.disable"  # in the text of a break that `keep_blocks_apart` makes
@@ -62,7 +62,7 @@ class Compiler:
         # The same code but for its random numbers, which are those of eager code.
         options = {"fallback_random": True} if backend == "inductor" else None
         self._compile_alike = functools.partial(self._compile, options=options)
-        self._regions: list[_Region] = []
+        self._regions: list[Region] = []
         self._blocks: list[Block] = []
         self._beside: list[Block] = []
         self._around: nn.Module | None = None
@@ -101,7 +101,7 @@ class Compiler:
         bare.loss = self._region(bare.loss, self._compile)
 
     def try_out(
-        self, strategy: Strategy, micro_batch: Any, run_backward: Callable[[Any], object]
+        self, strategy: Strategy, micro_batch: MicroBatch, run_backward: RunBackward
     ) -> list[Finding]:
         """A pass that is thrown away. It compiles; what cannot be compiled runs as it is, on every
         rank. Always with the first step's samples, so that a resumed run has code for the same
@@ -115,25 +115,20 @@ class Compiler:
                     raise
                 failed = error
         breaks = self._find_breaks() if failed is None else None
-        anywhere = torch.tensor([float(failed is not None), float(breaks is not None)])
         # Ranks in lock-step that fail alone leave the others waiting: all have the same code.
-        if pending := strategy.process.reduce_control(anywhere):
-            pending.wait()
-        for parameter in strategy.model.parameters():
-            parameter.grad = None
+        failures, broken = strategy.process.count([failed is not None, breaks is not None])
+        strategy.clear_gradients()
         _end_helpers()
         # From here on a size that cannot be compiled runs as it is.
         torch._dynamo.config.suppress_errors = True
-        is_failed, is_broken = anywhere.tolist()
-        if not is_failed and not is_broken:
+        if not failures and not broken:
             return []
         self.turn_off()
-        if not is_failed:
+        if not failures:
             return [_broken(breaks)]
         with untouched(strategy.model):
             run_backward(micro_batch)  # raises again what is the recipe's own mistake
-        for parameter in strategy.model.parameters():
-            parameter.grad = None
+        strategy.clear_gradients()
         return [_failure(failed)]
 
     @property
@@ -170,11 +165,8 @@ class Compiler:
 
     def find_changing_shapes(self, process: Process) -> list[Finding]:
         """After sizes beyond the limit came on any rank, everything runs as it is, on every one."""
-        beyond = [text for text in _counters()["unimplemented"] if "recompile limit" in text]
-        anywhere = torch.tensor([float(bool(beyond))])
-        if pending := process.reduce_control(anywhere):
-            pending.wait()
-        if not anywhere.item():
+        is_beyond = any("recompile limit" in text for text in _counters()["unimplemented"])
+        if process.count([is_beyond]) == [0]:
             return []
         self.turn_off()
         return [_changing()]
@@ -191,39 +183,10 @@ class Compiler:
         first = next(iter(found)).partition("\n")[0]
         return f"{total} of them in {kinds} kinds of code, {_BREAKS} in each are allowed: {first}"
 
-    def _region(self, forward: Callable[..., Any], change: Change) -> _Region:
-        region = _Region(forward, change)
+    def _region(self, forward: Callable[..., Any], change: Change) -> Region:
+        region = Region(forward, change)
         self._regions.append(region)
         return region
-
-
-class _Region:
-    """A function that runs changed while gradients are wanted, and otherwise as it is. On a module
-    it stands on the instance, and a deep copy of the model gets one that belongs to the copy."""
-
-    def __init__(self, forward: Callable[..., Any], change: Change) -> None:
-        functools.update_wrapper(self, forward)  # keeps the signature for those who look
-        self._forward = forward
-        self._change = change
-        self._changed = self._trained = change(forward)
-        self.is_compiled = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.is_compiled and torch.is_grad_enabled():
-            return self._changed(*args, **kwargs)
-        return self._forward(*args, **kwargs)
-
-    def draw_as_written(self, change: Change) -> None:
-        if self._change is not torch._dynamo.disable:
-            self._changed = change(self._forward)
-
-    def draw_as_trained(self) -> None:
-        self._changed = self._trained
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Region:
-        copied = _Region(copy.deepcopy(self._forward, memo), self._change)
-        copied.is_compiled = self.is_compiled
-        return copied
 
 
 def are_alike(blocks: Iterable[Block]) -> bool:

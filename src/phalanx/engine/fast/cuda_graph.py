@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.engine.data.micro_batches import MicroBatch, StepInput, map_tensors
+from phalanx.engine.data.micro_batches import MicroBatch, map_tensors
+from phalanx.engine.data.step_feed import StepInput
 from phalanx.engine.fast.fixed_addresses import Numbers, copy_batch, sign_of
 from phalanx.engine.model.buffers import untouched
 from phalanx.engine.training.loss_weights import reciprocal

@@ -15,13 +15,13 @@ That is one more compilation, which the caches keep; other models are compared a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from phalanx.engine.data.micro_batches import MicroBatch
@@ -30,7 +30,7 @@ from phalanx.engine.fast.cuda_graph import GraphedStep
 from phalanx.engine.model.buffers import untouched
 from phalanx.engine.model.shards import local_part
 from phalanx.engine.process.device_memory import clear_device
-from phalanx.engine.strategies.base import Strategy
+from phalanx.engine.strategies.base import RunBackward, Strategy
 from phalanx.engine.training.step import TrainStep
 from phalanx.errors import Finding
 from phalanx.planner.revise import cost_without
@@ -41,7 +41,6 @@ from phalanx.run.event_kinds import Body, FindingMade
 if TYPE_CHECKING:
     from phalanx.engine.fast.compile import Compiler
 
-RunBackward = Callable[[MicroBatch], Mapping[str, Tensor]]
 
 _OTHER_SLOT = 1 << 20  # seeds other dropout masks than any slot of the first step
 
@@ -178,8 +177,7 @@ class FastPath:
         sums = run(micro_batch)
         found = [None if p.grad is None else local_part(p.grad) for p in self._parameters]
         found.append(torch.stack([value.detach().float() for value in sums.values()]))
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._strategy.clear_gradients()
         return found
 
     def _apart(self, reference: Gradients, other: Gradients) -> Distance:

@@ -62,10 +62,8 @@ class SharedBuffers:
         if not names:
             return []
         now = dict(self._model.named_buffers())
-        changed = torch.tensor([float(not torch.equal(before[n], now[n])) for n in names])
-        if pending := self._process.reduce_control(changed):
-            pending.wait()
-        others = [name for name, count in zip(names, changed.tolist(), strict=True) if count]
+        counts = self._process.count(not torch.equal(before[n], now[n]) for n in names)
+        others = [name for name, count in zip(names, counts, strict=True) if count]
         self._others = [now[name] for name in others]
         if not others:
             return []

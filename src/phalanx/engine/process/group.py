@@ -7,12 +7,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ class Process:
     world: int
     device: torch.device
     backend: str
-    control: Any = None
+    control: dist.ProcessGroup | None = None
     """A gloo group of its own for small CPU reductions: they overlap with the gradients'."""
     local_rank: int = 0
     """Its number on its machine; those of a machine follow each other."""
@@ -42,17 +41,28 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def open_group(self, backend: str | None = None, *, timeout: timedelta | None = None) -> Any:
+    def open_group(
+        self, backend: str | None = None, *, timeout: timedelta | None = None
+    ) -> dist.ProcessGroup | None:
         """A further group of all ranks, whose messages no other can get in between."""
         if self.world == 1:
             return None
-        return dist.new_group(backend=backend, timeout=timeout or self.timeout)
+        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout or self.timeout)
+        return group
 
-    def reduce_control(self, tensor: torch.Tensor) -> Any:
+    def reduce_control(self, tensor: torch.Tensor) -> dist.Work | None:
         """Start summing a small CPU tensor over the ranks; wait on what is returned, if any."""
         if self.world == 1:
             return None
-        return dist.all_reduce(tensor, group=self.control, async_op=True)
+        pending: dist.Work = dist.all_reduce(tensor, group=self.control, async_op=True)
+        return pending
+
+    def count(self, flags: Iterable[bool]) -> list[int]:
+        """Return on how many ranks each flag is set."""
+        counts = torch.tensor(list(flags), dtype=torch.int64)
+        if pending := self.reduce_control(counts):
+            pending.wait()
+        return counts.tolist()
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the ranks, in place."""
@@ -214,7 +224,7 @@ class StopRequest:
         self.is_set = True
 
 
-def device_seeder(device: torch.device) -> Any:
+def device_seeder(device: torch.device) -> Callable[[int], object]:
     """Return a function that seeds the device's generator, a hundred times cheaper than
     `torch.manual_seed`."""
     if device.type == "cuda":

@@ -13,8 +13,9 @@ import torch
 
 from phalanx.engine.checkpoint.initial_weights import load_initial_weights, plain_file
 from phalanx.engine.checkpoint.pretrained import Pretrained
-from phalanx.engine.data.micro_batches import Feed, Fetcher, MicroBatch, Request, move
+from phalanx.engine.data.micro_batches import Fetcher, MicroBatch, Request, move
 from phalanx.engine.data.order import INIT
+from phalanx.engine.data.step_feed import Feed
 from phalanx.engine.fast.cuda_graph import GraphedStep
 from phalanx.engine.fast.validation import Dropped, FastPath
 from phalanx.engine.model.blocks import find_blocks

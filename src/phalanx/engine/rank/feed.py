@@ -11,7 +11,8 @@ from phalanx.engine.checkpoint.cadence import Cadence
 from phalanx.engine.data.array_feed import Gathering, is_gathered
 from phalanx.engine.data.device_copies import to_device
 from phalanx.engine.data.loader import Loader
-from phalanx.engine.data.micro_batches import Feed, Fetcher, Request, name_samples
+from phalanx.engine.data.micro_batches import Fetcher, Request, name_samples
+from phalanx.engine.data.step_feed import Feed
 from phalanx.engine.process.group import Process, StopRequest
 from phalanx.engine.process.heartbeat import fetching
 from phalanx.job.schema import Job

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from phalanx.engine.data.micro_batches import StepInput
+from phalanx.engine.data.step_feed import StepInput
 from phalanx.engine.fast.cuda_graph import GraphedStep
 from phalanx.engine.fast.validation import say_dropped, take_graph
 from phalanx.engine.process.garbage import Garbage
@@ -65,17 +65,9 @@ class Counters:
     skipped: int = 0
     """Steps that changed nothing, because something was not finite."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "top": [list(entry) for entry in self.top]}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Counters:
-        known = vars(cls()).keys() & record.keys()  # an older version may have left some out
-        counters = cls(**{name: record[name] for name in known})
-        counters.top = [(float(value), int(step)) for value, step in counters.top]
-        if not counters.top and counters.best is not None and counters.best_step is not None:
-            counters.top = [(counters.best, counters.best_step)]
-        return counters
+    def __post_init__(self) -> None:
+        if not self.top and self.best is not None and self.best_step is not None:
+            self.top = [(self.best, self.best_step)]  # an older version left it out
 
 
 @dataclass

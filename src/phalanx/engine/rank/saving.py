@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from phalanx.codec import to_json
 from phalanx.engine.checkpoint.cadence import FIRST_S_PER_BYTE, Cadence
 from phalanx.engine.checkpoint.findings import in_foreground, not_saved, state_lost, waited
 from phalanx.engine.checkpoint.host_copy import HostCopy, HostMemoryError
@@ -206,7 +207,7 @@ class Saving:
         return collect(
             self._strategy,
             {
-                **counters.to_json(),
+                **to_json(counters),
                 "consumed": self._plan.batch.consumed_after(counters.step),
                 "ranks": self._process.world,
                 "plan_revision": self._plan.revision,

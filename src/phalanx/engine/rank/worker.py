@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.engine.checkpoint.recipe_files import export_final
 from phalanx.engine.data.fingerprint import check_remembered
 from phalanx.engine.data.order import check_size
@@ -170,7 +171,7 @@ class Worker:
             self.recipe,
         )
         saved = saving.load()
-        counters = Counters.from_json(saved.state) if saved is not None else Counters()
+        counters = from_json(Counters, saved.state) if saved is not None else Counters()
         parts.strategy.resume()
         if plan.is_recorded:
             from phalanx.engine.training.recording import (

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.model.shards import Shard, shard_of
 from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.loss_module import LossModule
 from phalanx.engine.strategies.optimizer_state import OptimizerState, named_state, put_state
 from phalanx.engine.strategies.optimizers import Optimizer
 from phalanx.engine.strategies.precision import Precision
@@ -26,7 +28,10 @@ from phalanx.engine.strategies.skipped_steps import (
 from phalanx.errors import Finding
 from phalanx.job.strategies import facts_of
 from phalanx.recipe.interface import Batch, Recipe, Term
-from phalanx.recipe.showing import Media, Sample, Showing
+from phalanx.recipe.showing import Media, Sample
+
+RunBackward = Callable[[MicroBatch], Mapping[str, torch.Tensor]]
+"""Runs a forward and backward that no update follows; returns the sums of the terms."""
 
 _CLIP_EPSILON = 1e-6  # torch's own
 
@@ -41,43 +46,6 @@ class StepSums(Protocol):
     def put(self, row: torch.Tensor) -> None:
         """Put the sums over all slots of all ranks in."""
         ...
-
-
-class LossModule(nn.Module):
-    """The recipe's loss and evaluation as a module, so that one forward covers all a strategy must
-    watch, whatever methods of the model the recipe calls.
-
-    Without a batch it gives a zero that reaches every parameter: the part of a rank that has no
-    micro-batch in a step. In evaluation it gives the recipe's samples then."""
-
-    def __init__(self, recipe: Recipe, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.reachable = [p for p in model.parameters() if p.requires_grad]
-        """Parameters that get a gradient; DDP takes the others out."""
-        self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Entered anew inside, for a strategy whose own forward leaves the caller's."""
-        self.loss: Callable[[nn.Module, Batch, torch.Tensor], Mapping[str, Term]] = recipe.loss
-        """The recipe's own, or compiled."""
-        self._recipe = recipe
-
-    def forward(
-        self, batch: Batch, keys: torch.Tensor | None, is_evaluation: bool = False
-    ) -> Mapping[str, Any] | torch.Tensor | Sequence[Sample | Media]:
-        with self.autocast():
-            if is_evaluation and batch is None:
-                assert isinstance(self._recipe, Showing)
-                return self._recipe.samples(self.model)
-            if is_evaluation:
-                return self._recipe.evaluate(self.model, batch)
-            if keys is None:
-                return nothing(self.reachable)
-            return self.loss(self.model, batch, keys)
-
-
-def nothing(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """Zero, with a gradient of zeros for each parameter; an empty slice also hides NaN weights."""
-    return torch.stack([p.flatten()[:0].sum().float() for p in parameters]).sum()
 
 
 class Strategy:
@@ -120,7 +88,7 @@ class Strategy:
         kinds = {(p.device, p.dtype) for p in self.model.parameters() if p.requires_grad}
         self._is_one_kind = len(kinds) == 1
 
-    def settle(self, micro_batch: Any, run_backward: Any) -> list[Finding]:
+    def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Finding]:
         """Whatever must run and be thrown away before the first step."""
         return []
 
@@ -128,6 +96,11 @@ class Strategy:
         """Called once the weights of the first step are in place."""
         statistics = KeptStatistics(self.model)
         self._statistics = statistics if statistics.has_any else None
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of passes that are thrown away."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     # -- a step
 

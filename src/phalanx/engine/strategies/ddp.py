@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.base import RunBackward
 from phalanx.engine.strategies.together import Together, unused_findings
 from phalanx.errors import Finding
 from phalanx.job.schema import Ddp as DdpJob
@@ -44,7 +43,7 @@ class Ddp(Together):
     def gradient_scale(self) -> float:
         return float(self.process.world)
 
-    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
+    def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Finding]:
         """Look for unused parameters, wrap, and settle the order of DDP's buckets.
 
         DDP orders its buckets anew after the first backward, so a resumed run would add up
@@ -54,11 +53,11 @@ class Ddp(Together):
             run_backward(micro_batch)
             findings = self._buffers.notice_changes(before)
             unused = self._unused_parameters()
-            self._clear_gradients()
+            self.clear_gradients()
             findings += self._wrap(unused)
             for _ in range(2):
                 run_backward(micro_batch)
-            self._clear_gradients()
+            self.clear_gradients()
         return findings
 
     def _wrap(self, unused: list[str]) -> list[Finding]:
@@ -92,9 +91,8 @@ class Ddp(Together):
     def _unused_parameters(self) -> list[str]:
         """Trainable parameters that got no gradient on some rank."""
         named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        is_unused = torch.tensor([float(p.grad is None) for _, p in named])
-        dist.all_reduce(is_unused, group=self.process.control)
-        counted = list(zip(named, is_unused.tolist(), strict=True))
+        counts = self.process.count(p.grad is None for _, p in named)
+        counted = list(zip(named, counts, strict=True))
         # A parameter no rank reaches keeps no gradient, also on a rank that has no micro-batch.
         self.bare_loss.reachable = [p for (_, p), count in counted if count < self.process.world]
         return [name for (name, _), count in counted if count]

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.model.norms import widen_norms
 from phalanx.engine.model.shards import Shard
 from phalanx.engine.model.tensor_file import TensorFile
 from phalanx.engine.process.group import Process
+from phalanx.engine.strategies.base import RunBackward
 from phalanx.engine.strategies.deepspeed_library import (
     LossScale,
     import_deepspeed,
@@ -120,7 +122,7 @@ class Deepspeed(Together):
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.process.device)
 
-    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
+    def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Finding]:
         """One pass that is thrown away, to see which buffers forward changes and which parameters
         get no gradient."""
         learning = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -145,10 +147,8 @@ class Deepspeed(Together):
 
     def _reached_nowhere(self, learning: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Parameters that got no gradient on any rank: all ranks must write the same checkpoint."""
-        flags = torch.tensor([float(name in self._reached) for name in learning])
-        if pending := self.process.reduce_control(flags):
-            pending.wait()
-        counted = zip(learning.items(), flags.tolist(), strict=True)
+        counts = self.process.count(name in self._reached for name in learning)
+        counted = zip(learning.items(), counts, strict=True)
         return {name: parameter for (name, parameter), count in counted if not count}
 
     def resume(self) -> None:

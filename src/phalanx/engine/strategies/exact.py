@@ -140,7 +140,4 @@ class Exact(Together):
 
     def _used_anywhere(self) -> list[bool]:
         """Which parameters some slot reached; the others keep no gradient, as on one rank."""
-        flags = torch.tensor([float(used) for used in self._used])
-        if pending := self.process.reduce_control(flags):
-            pending.wait()
-        return [count > 0 for count in flags.tolist()]
+        return [count > 0 for count in self.process.count(self._used)]

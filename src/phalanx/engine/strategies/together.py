@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from torch import nn
 
+from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.model.buffers import SharedBuffers
 from phalanx.engine.model.sync_batchnorm import BatchStatistics
 from phalanx.engine.process.group import Process
-from phalanx.engine.strategies.base import StepSums, Strategy
-from phalanx.errors import Finding
+from phalanx.engine.strategies.base import RunBackward, StepSums, Strategy
+from phalanx.errors import Finding, name_some
 from phalanx.recipe.interface import Recipe
 
 
@@ -28,17 +28,13 @@ class Together(Strategy):
         self._buffers.is_synced = True
         statistics.is_silent = lambda: self.is_idle
 
-    def settle(self, micro_batch: Any, run_backward: Callable[[Any], None]) -> list[Finding]:
+    def settle(self, micro_batch: MicroBatch, run_backward: RunBackward) -> list[Finding]:
         """One pass that is thrown away, to see which buffers forward changes."""
         with self._buffers.untouched() as before:
             run_backward(micro_batch)
             findings = self._buffers.notice_changes(before)
-            self._clear_gradients()
+            self.clear_gradients()
         return findings
-
-    def _clear_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None
 
     def resume(self) -> None:
         super().resume()
@@ -59,11 +55,10 @@ def unused_findings(unused: Iterable[str], consequence: str) -> list[Finding]:
     names = list(unused)
     if not names:
         return []
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return [
         Finding(
             slug="unused-parameters",
-            what=f"{len(names)} parameters get no gradient: {shown}",
+            what=f"{len(names)} parameters get no gradient: {name_some(names)}",
             why=f"a discarded backward pass did not reach them; {consequence}",
             fix="freeze them with requires_grad_(False), or use them in the loss",
             severity="warning",

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phalanx.engine.data.micro_batches import MicroBatch, StepInput
+from phalanx.engine.data.micro_batches import MicroBatch
 from phalanx.engine.data.order import dropout_seed
+from phalanx.engine.data.step_feed import StepInput
 from phalanx.engine.process.group import device_seeder
 from phalanx.engine.process.heartbeat import HEART
 from phalanx.engine.strategies.base import Strategy

@@ -66,9 +66,9 @@ def ask_slurm(argv: Sequence[str], *, text: str | None = None) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-def ask_rows(argv: Sequence[str], fields: str, option: str = "-o") -> list[list[str]] | None:
+def ask_rows(argv: Sequence[str], fields: str) -> list[list[str]] | None:
     """The rows of sinfo or squeue, each split into `fields` (`%P %a`); None when it has failed."""
-    answer = ask_slurm([*argv, "-h", option, _BETWEEN.join(fields.split())])
+    answer = ask_slurm([*argv, "-h", "-o", _BETWEEN.join(fields.split())])
     if answer.code != 0:
         return None
     lines = [line.split(_BETWEEN) for line in answer.out.splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.errors import Finding, format_bytes
+from phalanx.errors import Finding, format_bytes, name_some
 from phalanx.job.schema import Job
 from phalanx.job.strategies import facts_of
 from phalanx.machine import Machine
@@ -254,10 +254,9 @@ def _nothing_to_synchronise(asked: str) -> Finding:
 
 
 def _own_norms(asked: str, names: list[str]) -> Finding:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Finding(
         slug="own-batchnorm",
-        what=f"{len(names)} BatchNorm modules cannot be synchronised: {shown}",
+        what=f"{len(names)} BatchNorm modules cannot be synchronised: {name_some(names)}",
         why=f"{asked}; their class has a forward of its own, which would be lost",
         fix="use torch's nn.BatchNorm there, or sync_batchnorm=false",
     )

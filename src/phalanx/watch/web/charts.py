@@ -37,11 +37,11 @@ class Line:
         return point.time_s - self.start_s if self.is_by_time else point.step
 
 
-def thin(points: Sequence[Point], limit: int = _SENT) -> list[Point]:
-    """At most so many points; the last one stays."""
-    if len(points) <= limit:
+def thin(points: Sequence[Point]) -> list[Point]:
+    """At most as many points as are sent; the last one stays."""
+    if len(points) <= _SENT:
         return list(points)
-    every = -(-len(points) // limit)
+    every = -(-len(points) // _SENT)
     return [*points[:-1:every], points[-1]]
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from phalanx.engine.checkpoint.initial_weights import load_initial_weights
-from phalanx.engine.checkpoint.tensors import load_checkpoint, save_checkpoint
+from phalanx.engine.checkpoint.tensors import collect, load_checkpoint, write_checkpoint
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.optimizers import make_optimizer
 from phalanx.engine.strategies.precision import Precision
@@ -81,7 +81,7 @@ class Parts:
 
     def save(self, folder, step=3):
         state = {"step": step, "extra": "kept"}
-        return save_checkpoint(folder, strategy=self.strategy, state=state)
+        return write_checkpoint(folder, collect(self.strategy, state))
 
     def load(self, path):
         saved, problem = open_checkpoint(path)

@@ -12,7 +12,6 @@ from torch.utils.data import Subset, TensorDataset
 from phalanx.engine.data.loader import Loader
 from phalanx.engine.data.micro_batches import (
     ANY_TERM,
-    Feed,
     Fetcher,
     MicroBatch,
     Request,
@@ -22,6 +21,7 @@ from phalanx.engine.data.micro_batches import (
     weigh,
 )
 from phalanx.engine.data.order import ids_at, keys_of
+from phalanx.engine.data.step_feed import Feed
 from phalanx.planner.schema.micro_batches import BatchPlan, Slot
 from phalanx.recipe import Options, Recipe
 
@@ -290,7 +290,7 @@ def test_a_feed_is_one_step_ahead_and_no_more():
 def test_a_step_knows_how_long_samples_were_waited_for(monkeypatch):
     ticks = iter(range(100))  # a second between two looks at the clock
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr("phalanx.engine.data.micro_batches.time", clock)
+    monkeypatch.setattr("phalanx.engine.data.step_feed.time", clock)
     parts = FeedParts(steps=3, terms=None)
     parts.feed._reduce = None
     assert [step.waited_s for step in parts.feed] == [1.0, 1.0, 0.0]
@@ -391,7 +391,7 @@ def test_a_wish_is_kept_until_the_ranks_ask():
 def test_ranks_with_slow_steps_hear_a_wish_at_once(monkeypatch):
     seconds = 0.0
     clock = SimpleNamespace(perf_counter=lambda: seconds)
-    monkeypatch.setattr("phalanx.engine.data.micro_batches.time", clock)
+    monkeypatch.setattr("phalanx.engine.data.step_feed.time", clock)
     parts = KnownParts(wishes=lambda share: (False, share.step == 9))
     heard = []
     for step in parts.feed:  # the first two are fetched within no time

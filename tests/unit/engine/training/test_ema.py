@@ -7,7 +7,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from phalanx.engine.checkpoint.tensors import load_average, load_checkpoint, save_checkpoint
+from phalanx.engine.checkpoint.tensors import (
+    collect,
+    load_average,
+    load_checkpoint,
+    write_checkpoint,
+)
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
@@ -252,7 +257,7 @@ def test_a_step_that_overflowed_does_not_count_on_the_cpu(fused):
 
 def save(folder, model, optimizer, average):
     strategy = adopted(model, optimizer)
-    return save_checkpoint(folder, strategy=strategy, state={"step": 3}, average=average)
+    return write_checkpoint(folder, collect(strategy, {"step": 3}, average=average))
 
 
 def adopted(model, optimizer):
