@@ -76,7 +76,7 @@ def measure(point):
         plan = json.loads((run / "plan.json").read_text())
         found = [event.body for event in read_events(run / "events")]
         steps = [body for body in found if isinstance(body, Step)]
-    return plan["memory_bytes"]["value"], max(step.memory_bytes for step in steps)
+    return plan["predicted"]["memory_bytes"]["value"], max(step.memory_bytes for step in steps)
 
 
 def main():

@@ -22,6 +22,7 @@ from origin import ROOT
 
 from phalanx.run.event_kinds import Checkpoint, Evaluate, FindingMade, Step
 from phalanx.run.events import read_events
+from phalanx.run.plan_record import without_sections
 
 
 def phalanx_argv(words, arguments):
@@ -124,7 +125,7 @@ def _plan(runs):
     """Every decision of the plan with its reason."""
     for file in runs.glob("*/plan.json"):
         if not file.parent.is_symlink():
-            plan = json.loads(file.read_text(encoding="utf-8"))
+            plan = without_sections(json.loads(file.read_text(encoding="utf-8")))
             return {
                 name: (decision["value"], decision.get("reason", ""))
                 for name, decision in plan.items()

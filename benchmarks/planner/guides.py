@@ -21,6 +21,7 @@ from points import MODELS
 from synthetic import Sized, Synthetic, normal, pixels, scaled
 from torch import nn
 
+from phalanx.codec import to_json
 from phalanx.job.load import load_job
 from phalanx.machine import parse_machine
 from phalanx.planner.scaling import scaling_table
@@ -142,7 +143,7 @@ def trace_of(recipe):
 
 def keep(trace, recipe):
     """Write the part of a trace that the tests plan with."""
-    record = trace.to_json() | {"recipe_fingerprint": recipe, "fetch_line": None, "fetch_s": None}
+    record = to_json(trace) | {"recipe_fingerprint": recipe, "fetch_line": None, "fetch_s": None}
     for name in ("operators", "activation_bytes", "checkpointed_bytes"):
         record[name] = {key: value for key, value in record[name].items() if "bf16" in key}
     record["checkpointed_operators"] = {}

@@ -40,7 +40,7 @@ def measure_setting(setting, machine):
     measured = measure_job_here(job, plan, setting.micro_batches)
     notes = " ".join(note for point in measured for note in point.notes)
     rungs = {
-        rung: "off" if f"{rung} was dropped" in notes else getattr(plan, rung).value
+        rung: "off" if f"{rung} was dropped" in notes else getattr(plan.execution, rung).value
         for rung in ("channels_last", "cuda_graph")
     }
     return {"points": [to_json(point) for point in measured], **rungs}

@@ -84,8 +84,11 @@ def predict(setting, record, machine):
     for micro_batch, step in measured:
         job = setting.job(micro_batch).model_copy(update=asked)
         plan, _ = solve_plan(job, machine, trace)
-        held = plan.process_bytes.value or plan.memory_bytes.value or 0
-        fits = plan.device_bytes is None or held * (1 + PROCESS_SPREAD) <= plan.device_bytes
+        held = plan.predicted.process_bytes.value or plan.predicted.memory_bytes.value or 0
+        fits = (
+            plan.devices.device_bytes is None
+            or held * (1 + PROCESS_SPREAD) <= plan.devices.device_bytes
+        )
         if step is None:
             yield Point(setting, micro_batch, None, is_said_to_fit=fits)
             continue
@@ -99,14 +102,14 @@ def predict(setting, record, machine):
         # `bench` tells device and host apart; a run that left the profiler out does not.
         if record["device"] is not None and others and record.get("is_split", True):
             known = replace(record["device"], steps=others)
-            after = solve_plan(job, machine, trace, calibration=known)[0].step_s.value
+            after = solve_plan(job, machine, trace, calibration=known)[0].predicted.step_s.value
         yield Point(
             setting,
             micro_batch,
             step,
-            allocated=(plan.memory_bytes.value, step.allocated_bytes),
-            process=(plan.process_bytes.value, step.process_bytes),
-            catalogue=(plan.step_s.value, step.step_s),
+            allocated=(plan.predicted.memory_bytes.value, step.allocated_bytes),
+            process=(plan.predicted.process_bytes.value, step.process_bytes),
+            catalogue=(plan.predicted.step_s.value, step.step_s),
             after=(after, step.step_s),
             is_said_to_fit=fits,
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from points import MODELS, SCALING, find_settings, options_key
 
 import phalanx
+from phalanx.codec import from_json, to_json
 from phalanx.planner.schema.trace import Trace
 from phalanx.recipe.loading import recipe_fingerprint
 
@@ -49,7 +50,7 @@ def read_trace(setting):
     """The trace of a setting's model; made and kept when it is not there."""
     path = trace_file(setting)
     if path.is_file():
-        return Trace.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(Trace, json.loads(path.read_text(encoding="utf-8")))
     from phalanx.tracing.trace import trace_recipe
 
     trace, findings = trace_recipe(
@@ -63,7 +64,7 @@ def read_trace(setting):
     for stale in FOLDER.glob(f"{_kind(setting)}-*.json"):
         if json.loads(stale.read_text())["options"] == trace.options:
             stale.unlink()
-    path.write_text(json.dumps(trace.to_json()), encoding="utf-8")
+    path.write_text(json.dumps(to_json(trace)), encoding="utf-8")
     return trace
 
 

@@ -28,21 +28,27 @@ def plan(*arguments):
 def test_the_plan_has_stage_and_offload_with_reasons(monkeypatch):
     pretend_machine(monkeypatch, "2x4090")
     found = plan("--deepspeed", "ds_config.json")
-    assert found["strategy"]["value"] == "deepspeed"
+    assert found["parallel"]["strategy"]["value"] == "deepspeed"
     assert found["zero_stage"] == {
         "value": 2,
         "reason": "deepspeed.stage = 2: optimizer state and gradients are spread over the ranks",
     }
-    assert found["offload"]["value"] == "optimizer"
-    assert "deepspeed.offload_optimizer = true" in found["offload"]["reason"]
-    assert (found["precision"]["value"], found["backend"]["value"]) == ("bf16", "nccl")
+    assert found["parallel"]["offload"]["value"] == "optimizer"
+    assert "deepspeed.offload_optimizer = true" in found["parallel"]["offload"]["reason"]
+    assert (found["numerics"]["precision"]["value"], found["devices"]["backend"]["value"]) == (
+        "bf16",
+        "nccl",
+    )
 
 
 def test_one_rank_stays_with_deepspeed_and_has_a_group():
     found = plan("--strategy", "deepspeed", "--cpu", "1", "deepspeed.stage=3")
-    assert found["strategy"]["value"] == "deepspeed"
-    assert (found["zero_stage"]["value"], found["backend"]["value"]) == (3, "gloo")
-    assert found["offload"]["value"] is None
+    assert found["parallel"]["strategy"]["value"] == "deepspeed"
+    assert (found["parallel"]["zero_stage"]["value"], found["devices"]["backend"]["value"]) == (
+        3,
+        "gloo",
+    )
+    assert found["parallel"]["offload"]["value"] is None
 
 
 def test_a_strategy_beside_the_file_contradicts_it():

@@ -83,7 +83,7 @@ def test_a_checkpoint_of_an_earlier_version_is_enough_alone(tmp_path):
     assert done.recorded is None  # it does not carry them, and lies in no run
     found = find_trained(str(GOLDEN / "checkpoints" / "checkpoint-46"), command="")
     assert found.recorded == then  # where it lies in one, they are there
-    assert found.plan.evaluate_batch_size.value
+    assert found.plan.evaluation.evaluate_batch_size.value
 
 
 @pytest.mark.ranks

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli.options.job import collect_overrides
+from phalanx.run.plan_record import without_sections
 from tests.cli.command import pretend_machine, run_cli
 
 
@@ -26,7 +27,7 @@ def plan(*argv):
 def values(*argv):
     return {
         name: decision["value"]
-        for name, decision in plan(*argv)["plan"].items()
+        for name, decision in without_sections(plan(*argv)["plan"]).items()
         if isinstance(decision, dict) and "reason" in decision
     }
 
@@ -53,8 +54,8 @@ def test_batch_size_with_accumulation_says_that_it_is_per_gpu(monkeypatch):
         assert said in note.what
     told = plan("digits", *per_gpu, "--gpus", "0,1,2,3", "--fp16")
     assert "batch-per-gpu" in [finding["slug"] for finding in told["findings"]]
-    assert told["plan"]["global_batch_size"]["value"] == 256
-    assert told["plan"]["precision"]["value"] == "fp16"
+    assert told["plan"]["batch"]["global_batch_size"]["value"] == 256
+    assert told["plan"]["numerics"]["precision"]["value"] == "fp16"
 
 
 def test_batch_size_alone_is_global(monkeypatch):
@@ -88,7 +89,7 @@ def test_every_line_has_its_reason():
     assert answer.code == 0
     assert "global_batch_size = 64" in answer.out
     assert "25 epochs x 23 steps = 575" in answer.out
-    record = plan("digits")["plan"]
+    record = without_sections(plan("digits")["plan"])
     reasons = [d["reason"] for d in record.values() if isinstance(d, dict) and "reason" in d]
     assert len(reasons) > 20
     assert all(reasons)

@@ -14,6 +14,7 @@ from phalanx.machine import cannot_train
 from phalanx.prepare import plan as preparing
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.trace import trace_recipe
+from phalanx.run.plan_record import without_sections
 from phalanx.verbs import sweep as sweeping
 from tests.cli.command import MACHINES, fixture_machine, pretend_machine, run_cli
 from tests.unit.planner.memory.test_fit import sizes
@@ -57,7 +58,7 @@ def answer(*argv):
 
 
 def choices(*argv):
-    plan = answer(*argv)["plan"]
+    plan = without_sections(answer(*argv)["plan"])
     return {name: d["value"] for name, d in plan.items() if isinstance(d, dict) and "reason" in d}
 
 
@@ -158,7 +159,7 @@ def test_a_plan_for_elsewhere_is_not_trained(machine, slug, tmp_path):
 
 
 def test_from_python():
-    assert phalanx.plan("digits", machine="8x A100-80", epochs=2).ranks.value == 8
+    assert phalanx.plan("digits", machine="8x A100-80", epochs=2).devices.ranks.value == 8
 
 
 def test_why_gives_one_choice_and_the_keys_behind_it():
@@ -269,11 +270,11 @@ def test_the_speed_up_table_has_efficiency_and_every_time_an_interval():
         assert row["speedup"] == pytest.approx(
             row["samples_per_s"] / rows[0]["samples_per_s"], abs=0.01
         )
-    plan, forecast = got["plan"], got["plan"]["forecast"]
+    plan, forecast = got["plan"], got["plan"]["predicted"]["forecast"]
     assert rows[-1]["step_s"] == forecast["step_s"]
     assert forecast["step_low_s"] < forecast["step_s"] < forecast["step_high_s"]
     for name in ("step_s", "samples_per_s", "duration_s"):
-        assert " to " in plan[name]["reason"], name
+        assert " to " in plan["predicted"][name]["reason"], name
     shown = run_cli("plan", "digits", "--machine", "16x A100-80").out
     assert "efficiency" in shown and "100 %" in shown
 
@@ -281,9 +282,8 @@ def test_the_speed_up_table_has_efficiency_and_every_time_an_interval():
 def test_a_price_gives_a_cost_and_its_interval():
     where = ("--machine", "8x A100-80", "epochs=100000")
     got = answer(*where, "--price", "2")
-    assert got["cost"] == pytest.approx(2 * got["plan"]["forecast"]["gpu_hours"], abs=0.01) and (
-        got["cost"] > 0
-    )
+    hours = got["plan"]["predicted"]["forecast"]["gpu_hours"]
+    assert got["cost"] == pytest.approx(2 * hours, abs=0.01) and (got["cost"] > 0)
     assert answer(*where)["cost"] is None
     (line,) = (
         line
@@ -294,7 +294,7 @@ def test_a_price_gives_a_cost_and_its_interval():
 
 
 def test_what_was_considered_says_why_not():
-    others = answer("--machine", "8x A100-80")["plan"]["alternatives"]
+    others = answer("--machine", "8x A100-80")["plan"]["predicted"]["alternatives"]
     assert {other["choice"].split("=")[0] for other in others} == {"strategy", "micro_batch_size"}
     assert all(other["why_not"] for other in others)
     assert "why not" in run_cli("plan", "digits", "--machine", "8x A100-80").out

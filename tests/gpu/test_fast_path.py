@@ -36,7 +36,7 @@ def test_the_fast_path_trains_the_same(tmp_path, precision):
     (tmp_path / "job.yaml").write_text(JOB.format(recipe=RECIPE, dropout=0.0))
     fast = train(tmp_path, *ALL, f"precision={precision}")
     plan = json.loads(fast.plan_file.read_text())
-    assert [plan[word.partition("=")[0]]["value"] for word in ALL] == ["on"] * 3
+    assert [plan["execution"][word.partition("=")[0]]["value"] for word in ALL] == ["on"] * 3
     slow = train(tmp_path, "--fast", "off", f"precision={precision}")
     tolerance = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 5e-3}[precision]
     assert losses(fast) == pytest.approx(losses(slow), rel=tolerance)

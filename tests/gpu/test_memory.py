@@ -22,7 +22,7 @@ def train(folder, word, precision):
     assert code == 0, err
     run = latest(folder)
     steps = [e.data for e in read_events(run.events) if e.kind == "step"]
-    predicted = json.loads(run.plan_file.read_text())["memory_bytes"]["value"]
+    predicted = json.loads(run.plan_file.read_text())["predicted"]["memory_bytes"]["value"]
     return predicted, max(step["memory_bytes"] for step in steps)
 
 

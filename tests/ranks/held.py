@@ -32,7 +32,7 @@ def train(path):
 
 
 def _strategy(path):
-    name = json.loads(Path(path, "plan.json").read_text())["strategy"]["value"]
+    name = json.loads(Path(path, "plan.json").read_text())["parallel"]["strategy"]["value"]
     if name == "deepspeed":
         from phalanx.engine.strategies.deepspeed import Deepspeed  # it changes torch for good
 
@@ -96,9 +96,9 @@ def predicted(run, ranks):
     plan = Plan.from_json(json.loads(run.plan_file.read_text()))
     return predict(
         load_job(run.job_file).job,
-        plan.strategy.value,
-        plan.precision.value,
-        shards=plan.shard_ranks.value,
+        plan.parallel.strategy.value,
+        plan.numerics.precision.value,
+        shards=plan.parallel.shard_ranks.value,
         ranks=range(ranks),
     )
 

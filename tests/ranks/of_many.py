@@ -3,7 +3,6 @@ move nothing. Run as a program, since a process has one group: prints what each 
 
 import json
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,8 +20,8 @@ from phalanx.engine.training.ema import WeightAverage
 from phalanx.job import load_job
 from phalanx.planner.memory.deepspeed import deepspeed_settings
 from phalanx.planner.memory.shares import Share
-from phalanx.planner.schema.plan import Decision
 from phalanx.recipe.loading import load_recipe
+from tests.fixtures.plans import plan_with
 from tests.ranks import fresh_deepspeed, held
 
 WORLD = 64
@@ -42,12 +41,12 @@ def hold(record, rank):
             recipe, process, precision, job.fsdp, shard_ranks=shards, build="whole"
         )
     else:
-        plan = SimpleNamespace(
-            zero_stage=Decision(job.deepspeed.stage, ""),
-            parameters=Decision(10**6, ""),
-            precision=Decision(job.precision, ""),
-            micro_batch_size=Decision(2, ""),
-            accumulation=Decision(1, ""),
+        plan = plan_with(
+            zero_stage=job.deepspeed.stage,
+            parameters=10**6,
+            precision=job.precision,
+            micro_batch_size=2,
+            accumulation=1,
         )
         model = recipe.model()
         strategy = Deepspeed(recipe, model, process, deepspeed_settings(job, plan))

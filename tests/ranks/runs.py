@@ -1,7 +1,6 @@
 """Makes and runs run directories without the command line: the same plan, the same worker."""
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -60,7 +59,7 @@ def make_run(folder, *, ranks, threads=1, **changes):
     job = job.model_copy(update={"options": trace.options})
     plan, findings = solve_plan(job, machine(), trace)
     if threads is not None:
-        plan = replace(plan, threads=Decision(threads, "the test's"))
+        plan = plan.replace(threads=Decision(threads, "the test's"))
     with open_run(Prepared(job, machine(), trace, plan, findings)) as run:
         return run
 

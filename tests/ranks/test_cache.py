@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def test_each_sample_is_made_once_and_nothing_else_changes(pool, tmp_path, witho
     log = tmp_path / "log"
     changes = {**CHANGES, "options": {"log": str(log)}, "loader": {"cache": "ram", "workers": 2}}
     run = make_run(tmp_path / "runs", ranks=2, **changes, stop_after="11 steps")
-    assert "keeps all 50 samples and 13 of the test split" in plan_of(run).cache.reason
+    assert "keeps all 50 samples and 13 of the test split" in plan_of(run).loading.cache.reason
     log.unlink()  # planning looked at some
     train(pool, run, ranks=2)
     counts = made(log)
@@ -67,8 +66,8 @@ def test_on_disk_a_later_run_makes_none_of_them(pool, tmp_path, without):
     for number in range(2):
         run = make_run(tmp_path / f"runs-{number}", ranks=2, **changes)
         plan = plan_of(run)
-        assert plan.cache.value == "disk"
-        run.write_plan(replace(plan, cache_bytes=2**30).to_json())  # the test's disk was not asked
+        assert plan.loading.cache.value == "disk"
+        run.write_plan(plan.replace(cache_bytes=2**30).to_json())  # the test's disk was not asked
         log.unlink()  # planning looked at some
         train(pool, run, ranks=2, env=env)
         assert losses(run) == losses(without)
@@ -85,7 +84,7 @@ def test_what_does_not_fit_is_made_each_time(pool, tmp_path, without):
     log.unlink()
     plan = plan_of(run)
     room = 576 + 7 * 256  # the table of places, and seven samples
-    run.write_plan(replace(plan, cache_bytes=room).to_json())
+    run.write_plan(plan.replace(cache_bytes=room).to_json())
     train(pool, run, ranks=2)
     often = [index for index, count in made(log).items() if count > 2 and index < 1000]
     assert 4 <= SAMPLES - len(often) <= 7  # some may be kept twice

@@ -27,11 +27,11 @@ def test_variables_timeout_and_debugging_reach_the_ranks(tmp_path):
     assert code == 0, err
     run = latest(tmp_path)
     plan = Plan.from_json(json.loads(run.plan_file.read_text()))
-    assert plan.backend.reason == "TORCH_DISTRIBUTED_BACKEND=gloo in the environment"
-    assert plan.comm_timeout_s.value == 36000
+    assert plan.devices.backend.reason == "TORCH_DISTRIBUTED_BACKEND=gloo in the environment"
+    assert plan.devices.comm_timeout_s.value == 36000
     for name, value in USERS.items():
         if "TOKEN" not in name:
-            assert plan.environment[name] == value
+            assert plan.devices.environment[name] == value
             assert f"{name}={value}" in err
     assert "note[debug-detail]" in err
     assert "a-secret-canary" not in err

@@ -76,5 +76,5 @@ def test_code_that_differs_is_dropped_for_good(tmp_path):
     assert "fast-path-differs" in err
     run = latest(tmp_path)
     plans = [json.loads((run.path / f"plan-{n}.json").read_text()) for n in range(2)]
-    assert [plan["compile"]["value"] for plan in plans] == ["on", "off"]
-    assert "away from that of the recipe" in plans[1]["compile"]["reason"]
+    assert [plan["execution"]["compile"]["value"] for plan in plans] == ["on", "off"]
+    assert "away from that of the recipe" in plans[1]["execution"]["compile"]["reason"]

@@ -27,7 +27,10 @@ def test_the_file_of_the_guide_trains_and_resumes_without_it(tmp_path):
     assert code == 0, err
     assert "finished" in out + err
     plan = json.loads(run.plan_file.read_text())
-    assert (plan["revision"], plan["zero_stage"]["value"]) == (1, 2)
-    assert (plan["offload"]["value"], plan["precision"]["value"]) == ("optimizer", "bf16")
+    assert (plan["revision"], plan["parallel"]["zero_stage"]["value"]) == (1, 2)
+    assert (plan["parallel"]["offload"]["value"], plan["numerics"]["precision"]["value"]) == (
+        "optimizer",
+        "bf16",
+    )
     # Nothing was compiled, and nothing but the line of each attempt is in the log.
     assert [line[:11] for line in run.log_file(1).read_text().splitlines()] == ["--- attempt"] * 2

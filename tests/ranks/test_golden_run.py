@@ -26,7 +26,7 @@ def test_every_file_is_still_read(golden):
     job = load_job(golden.job_file).job
     plan = Plan.from_json(json.loads(golden.plan_file.read_text()))
     machine = Machine.from_json(json.loads(golden.machine_file.read_text()))
-    assert (job.recipe, plan.total_steps.value, plan.ranks.value) == ("digits", 46, 2)
+    assert (job.recipe, plan.batch.total_steps.value, plan.devices.ranks.value) == ("digits", 46, 2)
     assert machine.accelerator == "cpu"
 
 

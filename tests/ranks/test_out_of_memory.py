@@ -76,7 +76,7 @@ def assert_same_run(run, other, tolerance=1e-10):
 def undisturbed(tmp_path_factory):
     code, err, run = train(tmp_path_factory.mktemp("undisturbed"), ranks=4)
     assert code == 0, err
-    assert (plan_of(run)["revision"], plan_of(run)["micro_batch_size"]["value"]) == (0, 8)
+    assert (plan_of(run)["revision"], plan_of(run)["batch"]["micro_batch_size"]["value"]) == (0, 8)
     return run
 
 
@@ -152,7 +152,7 @@ def test_settling_runs_out_of_memory_and_resume_keeps_the_cut(tmp_path, undistur
     assert plan_of(run)["revision"] == 1
     code, _, err = phalanx("train", "--resume", cwd=tmp_path, timeout_s=60)
     assert code == 0, err
-    assert (plan_of(run)["revision"], plan_of(run)["micro_batch_size"]["value"]) == (2, 4)
+    assert (plan_of(run)["revision"], plan_of(run)["batch"]["micro_batch_size"]["value"]) == (2, 4)
     assert len(events_of(run, "revision")) == 1, "it ran out of memory again"
     assert_same_run(run, undisturbed)
 
@@ -165,7 +165,7 @@ def test_evaluation_runs_out_of_memory(tmp_path, undisturbed):
     assert "DefaultCPUAllocator" in run.log_file(0).read_text()
     (revision,) = events_of(run, "revision")
     assert revision["changes"] == {"evaluate_batch_size": {"old": 8, "new": 4}}
-    assert plan_of(run)["micro_batch_size"]["value"] == 8
+    assert plan_of(run)["batch"]["micro_batch_size"]["value"] == 8
     assert_same_run(run, undisturbed)
 
 

@@ -169,7 +169,7 @@ def test_frozen_weights_are_held_in_the_precision_of_the_run(
     shares = assert_as_predicted(pool, run, ranks, env=BF16)
     plan = Plan.from_json(json.loads(run.plan_file.read_text()))
     is_full = changes.get("frozen_precision") == "full"
-    assert plan.frozen_precision.value == ("full" if is_full else "compute")
+    assert plan.numerics.frozen_precision.value == ("full" if is_full else "compute")
     if strategy == "single":
         norms, embedding, linear, learning = 3 * 2 * 16, 40 * 16, 3 * (16 * 16 + 16), 3 * 64 + 40
         size = 4 if is_full else 2

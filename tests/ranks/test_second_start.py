@@ -1,7 +1,6 @@
 """A job that is started again is planned from memory; ranks find out when that no longer holds."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,9 @@ def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     assert code == 0, err
     assert "the data has changed since the recipe was asked" in out + err
     plans = plans_of(folder)
-    assert [plan["num_samples"]["value"] for plan in plans] == [40, 30], "in one run directory"
+    assert [plan["batch"]["num_samples"]["value"] for plan in plans] == [40, 30], (
+        "in one run directory"
+    )
     assert [plan["is_from_memory"] for plan in plans] == [True, False]
 
 
@@ -64,7 +65,7 @@ def test_a_run_that_compared_is_not_compared_again(tmp_path):
     for is_compared in (True, False):
         code, _, err = phalanx("train", *words, cwd=tmp_path)
         assert code == 75, err
-        assert plans_of(tmp_path)[0]["compared_with_eager"]["value"] is is_compared
+        assert plans_of(tmp_path)[0]["execution"]["compared_with_eager"]["value"] is is_compared
         kinds = {event.kind for event in read_events(latest(tmp_path).events)}
         assert ("compared" in kinds) is is_compared
 
@@ -72,14 +73,14 @@ def test_a_run_that_compared_is_not_compared_again(tmp_path):
 def test_a_comparison_counts_for_the_same_choices_only(tmp_path):
     run = make_run(tmp_path, ranks=1)
     plan = Plan.from_json(json.loads(run.plan_file.read_text()))
-    plan = replace(plan, compared_with_eager=Decision(True, "compile"))
+    plan = plan.replace(compared_with_eager=Decision(True, "compile"))
     assert recall_comparison(plan, machine()) == plan
     keep_comparison(plan, run)
     known = recall_comparison(plan, machine())
-    assert not known.compared_with_eager.value
-    assert "no difference" in known.compared_with_eager.reason
+    assert not known.execution.compared_with_eager.value
+    assert "no difference" in known.execution.compared_with_eager.reason
     assert known.is_code_kept
-    other = replace(plan, micro_batch_size=Decision(2, "another"))
+    other = plan.replace(micro_batch_size=Decision(2, "another"))
     assert recall_comparison(other, machine()) == other
-    other = replace(plan, identity={**plan.identity, "data_fingerprint": "another"})
+    other = plan.replace(identity={**plan.history.identity, "data_fingerprint": "another"})
     assert recall_comparison(other, machine()) == other

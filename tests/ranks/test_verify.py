@@ -45,7 +45,7 @@ def record(pool, folder, *, ranks=2, **changes):
     plan, _ = solve_plan(job, machine(), trace)
     recordings = []
     for side in comparable_sides(job, machine(), trace, plan, steps=STEPS)[:2]:
-        world = side.plan.ranks.value
+        world = side.plan.devices.ranks.value
         with open_run(Prepared(side.job, machine(), trace, side.plan, [])) as run:
             train(pool, run, ranks=world)
         recordings.append(read_recording(run.recordings, world))
@@ -179,7 +179,7 @@ def test_the_command_says_what_differs_and_exits_1(here):
 def test_from_python_with_the_runs_kept(here):
     found = phalanx.verify(JOB, ranks=2, steps=2, keep=here / "kept", dropout=0.2)
     assert found.passed, found.findings
-    assert found.plan.strategy.value == "ddp"
+    assert found.plan.parallel.strategy.value == "ddp"
     json.dumps(found.to_json(), allow_nan=False)
     for name in ("1-rank", "2-ranks"):
         run = RunDirectory(here / "kept" / name)

@@ -116,11 +116,11 @@ def _share(rate: float, peak: float | None) -> str:
 def _show_steps(done: Bench) -> None:
     plan = done.plan
     recipe = (done.recipe or "").rpartition("/")[2]
-    ranks = plan.ranks.value
+    ranks, device = plan.devices.ranks.value, plan.devices.device.value
     console.table(
         [_row(measured) for measured in done.measured],
-        title=f"{recipe}: one step on {ranks} rank{'s' * (ranks > 1)} ({plan.device.value}, "
-        f"{plan.strategy.value}, {plan.precision.value})",
+        title=f"{recipe}: one step on {ranks} rank{'s' * (ranks > 1)} ({device}, "
+        f"{plan.parallel.strategy.value}, {plan.numerics.precision.value})",
         header=(
             *("micro-batch", "step", "samples/s", "data", "compute", "communication"),
             *("overhead", "allocated", "process"),
@@ -168,19 +168,19 @@ def _show_predicted(done: Bench) -> None:
     rows = []
     for step in done.steps:
         made = done.predicted[step.micro_batch]
-        seconds = made.step_s.value
+        seconds = made.predicted.step_s.value
         rows.append(
             (
                 str(step.micro_batch),
                 "-" if seconds is None else format_seconds(seconds),
                 format_seconds(step.step_s),
                 _error(seconds, step.step_s),
-                _bytes(made.memory_bytes.value),
+                _bytes(made.predicted.memory_bytes.value),
                 _bytes(step.allocated_bytes),
-                _error(made.memory_bytes.value, step.allocated_bytes),
-                _bytes(made.process_bytes.value),
+                _error(made.predicted.memory_bytes.value, step.allocated_bytes),
+                _bytes(made.predicted.process_bytes.value),
                 _bytes(step.process_bytes),
-                _error(made.process_bytes.value, step.process_bytes),
+                _error(made.predicted.process_bytes.value, step.process_bytes),
             )
         )
     if rows:

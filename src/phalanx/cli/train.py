@@ -185,7 +185,7 @@ def _show_run(plan: Plan, logs: Path, figures: RunFigures) -> RunView:
 def _climb(given: GivenJob, prepared: Prepared, launcher: Launcher) -> None:
     from phalanx.verbs.ladder import Rung, climb
 
-    total = 3 if prepared.plan.ranks.value > 1 else 1
+    total = 3 if prepared.plan.devices.ranks.value > 1 else 1
     rungs: list[Rung] = []
 
     def show(rung: Rung) -> None:

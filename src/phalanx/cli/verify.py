@@ -72,11 +72,12 @@ def verify(
 
 def _show(done: Verification) -> None:
     plan = done.plan
-    ranks = plan.ranks.value
+    ranks = plan.devices.ranks.value
     recipe = done.recipe.rpartition("/")[2]
     console.say(
-        f"{recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.device.value}, "
-        f"{plan.strategy.value}, {plan.precision.value}); {plan.accumulation.reason}"
+        f"{recipe}: {done.steps} steps on 1 and on {ranks} ranks ({plan.devices.device.value}, "
+        f"{plan.parallel.strategy.value}, {plan.numerics.precision.value}); "
+        f"{plan.batch.accumulation.reason}"
     )
     _show_table(done.comparison)
     planned = done.planned
@@ -109,14 +110,14 @@ def _conditions(planned: PlannedComparison) -> str:
 
 
 def _show_verdict(done: Verification) -> None:
-    ranks, planned = done.plan.ranks.value, done.planned
+    ranks, planned = done.plan.devices.ranks.value, done.planned
     tolerance = f"to {done.comparison.tolerance:g} of the norm, in float64"
     if done.passed:
         but = ", but for the masks of dropout" if planned is not None and planned.dropout else ""
         console.say(f"the same: training on {ranks} ranks is training on one, {tolerance}{but}")
     else:
         console.say(f"not the same, {tolerance}; compared up to the first difference")
-    common = done.plan.micro_batch_size.value
+    common = done.plan.batch.micro_batch_size.value
     if not done.comparison.is_same:
         console.say(
             f"the number of ranks makes the difference: both ran in micro-batches of {common}; "

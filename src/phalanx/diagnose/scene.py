@@ -13,6 +13,7 @@ from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import AttemptStarted, Body, Death, Outcome
 from phalanx.run.events import Event, parse, read_events
+from phalanx.run.plan_record import choice_in, read_plan_record
 from phalanx.run.reading import read_json, read_yaml
 
 T = TypeVar("T", bound=Body)
@@ -63,7 +64,7 @@ class Scene:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        return read_json(self.run.plan_file)
+        return read_plan_record(self.run)
 
     @cached_property
     def machine(self) -> dict[str, Any]:
@@ -88,8 +89,7 @@ class Scene:
 
     def planned(self, name: str) -> Any:
         """A choice of the plan; None where there is none."""
-        choice = self.plan.get(name)
-        return choice.get("value") if isinstance(choice, dict) else None
+        return choice_in(self.plan, name)
 
     @cached_property
     def last_attempt(self) -> int:

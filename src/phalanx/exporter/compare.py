@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import Finding, UserError
-from phalanx.exporter.request import Difference, Report, Request
 from phalanx.exporter.samples import Inputs
 from phalanx.recipe.graphs import Exported
+from phalanx.recipe.questions import Difference, ExportAnswer, ExportQuestion
 
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -22,7 +22,7 @@ MATCHED = "matched one to one"
 _TIMED_S, _MOST_RUNS, _LEAST_RUNS = 0.5, 200, 5
 
 
-def tolerance_of(request: Request, *, on_tensorrt: bool = False) -> float:
+def tolerance_of(request: ExportQuestion, *, on_tensorrt: bool = False) -> float:
     tolerance = _TOLERANCE[request.precision]
     return max(tolerance, _TENSORRT_TOLERANCE) if on_tensorrt else tolerance
 
@@ -97,7 +97,7 @@ def _difference(
     return Difference(name, shape, largest, tolerance * scale)
 
 
-def judge(report: Report, request: Request) -> None:
+def judge(report: ExportAnswer, request: ExportQuestion) -> None:
     """Outputs that are too far off: nothing is written then, but for int8, whose metrics tell."""
     far = [d for d in report.differences if not d.is_within]
     if not far:

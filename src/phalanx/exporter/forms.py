@@ -12,16 +12,17 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.codec import from_json, to_json
 from phalanx.engine.checkpoint.initial_weights import plain_file, unsafe_file
 from phalanx.engine.checkpoint.recipe_files import findings_of_error, nothing_written
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.exporter.graphs import GRAPH_FORMS, write_graph
-from phalanx.exporter.request import Report, Request
 from phalanx.exporter.weights import open_tensors, write_weights
 from phalanx.recipe.exporting import Exporting, export_forms
 from phalanx.recipe.graphs import ExportingGraphs
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
+from phalanx.recipe.questions import ExportAnswer, ExportQuestion
 from phalanx.recipe.signing import carried_options
 from phalanx.run.directory import new_folder
 
@@ -31,13 +32,13 @@ PLAIN_FORM = "safetensors"
 
 def run_export(request_file: Path, result_file: Path) -> None:
     """Answer a request with a report; never raises for the user's mistakes."""
-    request = Request.from_json(json.loads(request_file.read_text(encoding="utf-8")))
-    result_file.write_text(json.dumps(export_model(request).to_json()), encoding="utf-8")
+    request = from_json(ExportQuestion, json.loads(request_file.read_text(encoding="utf-8")))
+    result_file.write_text(json.dumps(to_json(export_model(request))), encoding="utf-8")
 
 
-def export_model(request: Request) -> Report:
+def export_model(request: ExportQuestion) -> ExportAnswer:
     """Write what is asked for; the report says what came of it."""
-    report = Report()
+    report = ExportAnswer()
     try:
         recipe = _load(request)
         request = replace(request, record=_carried(request, recipe))
@@ -58,7 +59,7 @@ def export_model(request: Request) -> Report:
     return report
 
 
-def _load(request: Request) -> Recipe:
+def _load(request: ExportQuestion) -> Recipe:
     """The recipe; for a file that takes samples of one shape, with options that give those."""
     recipe = load_recipe(request.recipe, request.options)
     is_one_shape = request.form in GRAPH_FORMS and not request.is_dynamic
@@ -68,7 +69,7 @@ def _load(request: Request) -> Recipe:
     return recipe
 
 
-def _carried(request: Request, recipe: Recipe) -> dict[str, Any]:
+def _carried(request: ExportQuestion, recipe: Recipe) -> dict[str, Any]:
     """The record with what builds the model where nothing but the file is; the figures of training
     belong to its own options."""
     is_as_trained = load_recipe(request.recipe, request.options).options == recipe.options
@@ -76,7 +77,7 @@ def _carried(request: Request, recipe: Recipe) -> dict[str, Any]:
     return {**request.record, "options": carried_options(recipe), "metrics": metrics}
 
 
-def _write(request: Request, recipe: Recipe, folder: Path, report: Report) -> None:
+def _write(request: ExportQuestion, recipe: Recipe, folder: Path, report: ExportAnswer) -> None:
     if isinstance(recipe, Exporting) and request.form in recipe.export_forms:
         recipe.export(_tensors(request.file, recipe), folder, request.form)
     elif request.form in GRAPH_FORMS:
@@ -103,7 +104,7 @@ def _tensors(path: Path, recipe: Recipe) -> Mapping[str, Tensor]:
         ) from error
 
 
-def _unknown_form(request: Request, forms: set[str]) -> Finding:
+def _unknown_form(request: ExportQuestion, forms: set[str]) -> Finding:
     return Finding(
         slug="unknown-form",
         what=f"the recipe has no form `{request.form}`{did_you_mean(request.form, forms)}",

@@ -21,12 +21,12 @@ from phalanx.errors import Finding
 from phalanx.exporter.compare import Comparison, judge, time_ms, tolerance_of
 from phalanx.exporter.int8 import Calibrated, quantize
 from phalanx.exporter.onnx import ONNX_FILE, describe, write_onnx
-from phalanx.exporter.request import Report, Request
 from phalanx.exporter.samples import COMPARED, Inputs, RealSamples
 from phalanx.exporter.tensorrt import ENGINE_FILE, EngineModel, missing_runtime, write_engine
 from phalanx.exporter.torchscript import TORCHSCRIPT_FILE, open_torchscript, write_torchscript
 from phalanx.recipe.graphs import Exported, ExportingGraphs
 from phalanx.recipe.interface import Recipe
+from phalanx.recipe.questions import ExportAnswer, ExportQuestion
 from phalanx.run.weights_file import RECORD
 
 GRAPH_FORMS = ("onnx", "torchscript", "tensorrt")
@@ -34,7 +34,9 @@ GRAPH_FORMS = ("onnx", "torchscript", "tensorrt")
 Run = Callable[..., tuple[Tensor, ...]]
 
 
-def write_graph(request: Request, recipe: Recipe, folder: Path, report: Report) -> None:
+def write_graph(
+    request: ExportQuestion, recipe: Recipe, folder: Path, report: ExportAnswer
+) -> None:
     """Write the form that is asked for, and compare it with PyTorch."""
     if request.form != "torchscript":
         require_onnx()
@@ -72,12 +74,12 @@ def write_graph(request: Request, recipe: Recipe, folder: Path, report: Report) 
 
 
 def _build_engine(
-    request: Request,
+    request: ExportQuestion,
     exported: Exported,
     example: Inputs,
     folder: Path,
     compared: Comparison,
-    report: Report,
+    report: ExportAnswer,
 ) -> None:
     if (missing := missing_runtime(request.folder / ONNX_FILE)) is not None:
         report.findings.append(missing)
@@ -93,7 +95,7 @@ def _build_engine(
 
 
 def _compare(
-    request: Request, compared: Comparison, run: Run, report: Report, runtime: str
+    request: ExportQuestion, compared: Comparison, run: Run, report: ExportAnswer, runtime: str
 ) -> None:
     on_tensorrt = runtime == "TensorRT"
     report.differences = compared.differences(
@@ -117,7 +119,7 @@ def _runner(module: nn.Module) -> Run:
     return run
 
 
-def _batches(request: Request, exported: Exported, samples: RealSamples) -> Iterator[Inputs]:
+def _batches(request: ExportQuestion, exported: Exported, samples: RealSamples) -> Iterator[Inputs]:
     """Batches of the size that the file is for; the first is also what it is traced with. A fixed
     shape is that of the first; a dynamic file is run on other numbers of samples too, and traced
     with at least two: torch.export takes an axis of length 1 for a constant."""
@@ -133,7 +135,7 @@ def _batches(request: Request, exported: Exported, samples: RealSamples) -> Iter
             yield dict(exported.inputs(samples.batch(0, other)))
 
 
-def _record(request: Request, recipe: Recipe, exported: Exported) -> dict[str, str]:
+def _record(request: ExportQuestion, recipe: Recipe, exported: Exported) -> dict[str, str]:
     """What the file says of itself: what the recipe wants to be known, and our own record."""
     record = {
         **request.record,
@@ -147,7 +149,7 @@ def _record(request: Request, recipe: Recipe, exported: Exported) -> dict[str, s
 
 
 def _say_left_out(
-    request: Request, compared: Comparison, samples: RealSamples, report: Report
+    request: ExportQuestion, compared: Comparison, samples: RealSamples, report: ExportAnswer
 ) -> None:
     wanted = min(COMPARED, samples.count)
     if request.is_dynamic or compared.samples + request.batch > wanted:

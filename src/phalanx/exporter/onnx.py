@@ -11,15 +11,15 @@ from torch import nn
 
 from phalanx.engine.model.onnx_model import require_onnx
 from phalanx.errors import Finding, UserError
-from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs
 from phalanx.recipe.graphs import Exported
+from phalanx.recipe.questions import ExportQuestion
 
 ONNX_FILE = "model.onnx"
 
 
 def write_onnx(
-    request: Request, module: nn.Module, exported: Exported, example: Inputs, path: Path
+    request: ExportQuestion, module: nn.Module, exported: Exported, example: Inputs, path: Path
 ) -> None:
     """Write the module as ONNX with what it says of itself."""
     require_onnx()
@@ -41,7 +41,7 @@ def write_onnx(
     program.save(str(path))
 
 
-def _dynamic(request: Request, exported: Exported, example: Inputs) -> Any:
+def _dynamic(request: ExportQuestion, exported: Exported, example: Inputs) -> Any:
     if not request.is_dynamic:
         return None
     axes: dict[str, Any] = {"batch": torch.export.Dim("batch")}
@@ -56,7 +56,7 @@ def _dynamic(request: Request, exported: Exported, example: Inputs) -> Any:
     return (tuple(shapes),)
 
 
-def _not_exported(request: Request, error: Exception) -> Finding:
+def _not_exported(request: ExportQuestion, error: Exception) -> Finding:
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)  # type: ignore[arg-type]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import Finding, UserError
-from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs
 from phalanx.recipe.graphs import Exported
+from phalanx.recipe.questions import ExportQuestion
 
 ENGINE_FILE = "model.engine"
 _LARGEST = 64  # times the example, for a dynamic axis that nobody has bounded
@@ -42,7 +42,7 @@ def missing_runtime(ready: Path) -> Finding | None:
 
 
 def write_engine(
-    request: Request, exported: Exported, example: Inputs, source: Path, target: Path
+    request: ExportQuestion, exported: Exported, example: Inputs, source: Path, target: Path
 ) -> None:
     """Build an engine for the GPU at hand."""
     import tensorrt as trt
@@ -68,7 +68,7 @@ def write_engine(
     target.with_suffix(".json").write_text(json.dumps(about, indent=2), encoding="utf-8")
 
 
-def _profile(builder: Any, request: Request, exported: Exported, example: Inputs) -> Any:
+def _profile(builder: Any, request: ExportQuestion, exported: Exported, example: Inputs) -> Any:
     profile = builder.create_optimization_profile()
     for name, tensor in example.items():
         axes = {0, *exported.dynamic.get(name, {})}

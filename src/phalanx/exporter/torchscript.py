@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.errors import Finding, UserError
-from phalanx.exporter.request import Request
 from phalanx.exporter.samples import Inputs
+from phalanx.recipe.questions import ExportQuestion
 
 TORCHSCRIPT_FILE = "model.torchscript"
 
 
-def write_torchscript(request: Request, module: nn.Module, example: Inputs, path: Path) -> None:
+def write_torchscript(
+    request: ExportQuestion, module: nn.Module, example: Inputs, path: Path
+) -> None:
     """Trace the module on an example, and save it with what it says of itself."""
     try:
         with warnings.catch_warnings(), torch.no_grad():

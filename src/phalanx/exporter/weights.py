@@ -14,7 +14,7 @@ from phalanx.engine.checkpoint.initial_weights import checkpoint_state, read_tor
 from phalanx.engine.checkpoint.recipe_files import CheckpointTensors
 from phalanx.engine.model.shards import Shard
 from phalanx.engine.model.tensor_file import TensorFile, write_tensors
-from phalanx.exporter.request import Request
+from phalanx.recipe.questions import ExportQuestion
 from phalanx.run.checkpoints import EMA_FILE, MODEL_FILE
 from phalanx.run.weights_file import RECORD
 
@@ -47,7 +47,7 @@ def open_tensors(path: Path) -> Mapping[str, Tensor]:
     return CheckpointTensors(checkpoint, is_average=is_average)
 
 
-def write_weights(request: Request, tensors: Mapping[str, Tensor], folder: Path) -> None:
+def write_weights(request: ExportQuestion, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """One file, which `load_state_dict` takes: tied weights are there under every name."""
     target = folder / MODEL_FILE
     metadata = {"format": "pt", RECORD: json.dumps(request.record)}

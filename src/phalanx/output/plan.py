@@ -36,12 +36,14 @@ def show_plan(prepared: Prepared, price: float | None = None) -> None:
         for name, decision in plan.decisions().items()
         if _is_shown(plan, name, decision.value)
     ]
-    if plan.environment:
-        rows.append(("environment", show_variables(plan.environment), "set by you, for the ranks"))
+    if plan.devices.environment:
+        rows.append(
+            ("environment", show_variables(plan.devices.environment), "set by you, for the ranks")
+        )
     cost = cost_of(plan, price)
-    if cost is not None and plan.forecast is not None:
-        hours = f"{plan.forecast.gpu_hours:,.2f} GPU hours x {price:g}"
-        low, high = (f"{value:,.2f}" for value in plan.forecast.interval(cost))
+    if cost is not None and plan.predicted.forecast is not None:
+        hours = f"{plan.predicted.forecast.gpu_hours:,.2f} GPU hours x {price:g}"
+        low, high = (f"{value:,.2f}" for value in plan.predicted.forecast.interval(cost))
         rows.append(("cost", f"{cost:,.2f}", f"{hours}; {low} to {high}"))
     console.table(rows, title=f"plan for {prepared.job.recipe}", header=("", "choice", "because"))
     _show_ranks(prepared)
@@ -54,7 +56,7 @@ def _show_ranks(prepared: Prepared) -> None:
     console.table(
         [
             (
-                f"{row.ranks}{'  <' if row.ranks == prepared.plan.ranks.value else ''}",
+                f"{row.ranks}{'  <' if row.ranks == prepared.plan.devices.ranks.value else ''}",
                 row.strategy,
                 f"{row.global_batch_size:,}",
                 f"{row.micro_batch_size:,} x {row.accumulation}",
@@ -96,7 +98,7 @@ def _show_ranks(prepared: Prepared) -> None:
 
 
 def _show_alternatives(plan: Plan) -> None:
-    if plan.alternatives:
+    if plan.predicted.alternatives:
         console.table(
             [
                 (
@@ -105,7 +107,7 @@ def _show_alternatives(plan: Plan) -> None:
                     format_bytes(other["memory_bytes"]) if other["memory_bytes"] else "-",
                     other["why_not"],
                 )
-                for other in plan.alternatives
+                for other in plan.predicted.alternatives
             ],
             title="considered",
             header=("choice", "samples/s", "memory", "why not"),
@@ -118,11 +120,11 @@ def _is_shown(plan: Plan, name: str, value: Any) -> bool:
     if name == "nodes":
         return bool(value > 1)
     if name in ("shard_ranks", "build"):
-        return facts_of(plan.strategy.value).has_shard_groups
+        return facts_of(plan.parallel.strategy.value).has_shard_groups
     if name == "comm_timeout_s":
-        return plan.backend.value != "none"
+        return plan.devices.backend.value != "none"
     if name == "sync_batchnorm":
-        return plan.has_batchnorm
+        return plan.numerics.has_batchnorm
     return value is not None and (name != "gpus" or bool(value))
 
 

@@ -97,20 +97,24 @@ class RunView:
         if len(self._starts) < world:
             return
         over = f" over {start.backend}" if world > 1 else ""
-        self._say(f"world size {world}{over}, {self._plan.steps_per_epoch.value} steps per epoch")
+        self._say(
+            f"world size {world}{over}, {self._plan.batch.steps_per_epoch.value} steps per epoch"
+        )
         for rank in range(world):
             self._say(f"  rank {rank}: {self._starts[rank].device}")
         if world > 1:
-            speedup = self._plan.speedup
+            speedup = self._plan.predicted.speedup
             self._say(f"  expected speed-up over one rank: {speedup.value:g}x ({speedup.reason})")
         plan = self._plan
-        self._say(f"  batch: {plan.accumulation.reason}")
-        self._say(f"  learning rate {plan.lr.value:g}: {plan.lr.reason}")
-        self._say(f"  precision {plan.precision.value}: {plan.precision.reason}")
-        if plan.gpus.value:
-            self._say(f"  GPUs {','.join(map(str, plan.gpus.value))}: {plan.gpus.reason}")
-        if plan.environment:
-            self._say(f"  environment: {show_variables(plan.environment)}")
+        self._say(f"  batch: {plan.batch.accumulation.reason}")
+        self._say(f"  learning rate {plan.learning.lr.value:g}: {plan.learning.lr.reason}")
+        self._say(f"  precision {plan.numerics.precision.value}: {plan.numerics.precision.reason}")
+        if plan.devices.gpus.value:
+            self._say(
+                f"  GPUs {','.join(map(str, plan.devices.gpus.value))}: {plan.devices.gpus.reason}"
+            )
+        if plan.devices.environment:
+            self._say(f"  environment: {show_variables(plan.devices.environment)}")
         self._say(f"  logs: {self._logs}/rank-N.log")
         if start.resumed_from:
             self._say(f"continues at step {start.step}: {start.resumed_from}")
@@ -122,7 +126,7 @@ class RunView:
             f"loss {step.loss or 0.0:.4f}  lr {step.lr or 0.0:.1e}  "
             f"{step.samples_per_s or 0.0:,.0f}{per_s}  {(step.memory_bytes or 0) / 2**30:.1f} GiB"
         )
-        total = self._plan.total_steps.value
+        total = self._plan.batch.total_steps.value
         if self._bar is not None:
             self._bar.update(
                 self._task,

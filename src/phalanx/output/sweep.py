@@ -74,17 +74,21 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
         assert row.error is not None
         return (row.value, f"error[{row.error.slug}]", *("-" for _ in _HEADER[1:]))
     plan = row.plan
-    memory = plan.memory_bytes.value
+    memory = plan.predicted.memory_bytes.value
     return (
         row.value,
-        str(plan.ranks.value),
-        plan.strategy.value,
-        plan.precision.value,
-        f"{plan.global_batch_size.value:,}",
-        f"{plan.micro_batch_size.value:,} x {plan.accumulation.value}",
-        f"{plan.lr.value:g}",
+        str(plan.devices.ranks.value),
+        plan.parallel.strategy.value,
+        plan.numerics.precision.value,
+        f"{plan.batch.global_batch_size.value:,}",
+        f"{plan.batch.micro_batch_size.value:,} x {plan.batch.accumulation.value}",
+        f"{plan.learning.lr.value:g}",
         format_bytes(memory) if memory is not None else "-",
         format_bytes(row.device_bytes) if row.device_bytes is not None else "-",
-        f"{plan.samples_per_s.value:,.0f}" if plan.samples_per_s.value is not None else "-",
-        format_seconds(plan.duration_s.value) if plan.duration_s.value is not None else "-",
+        f"{plan.predicted.samples_per_s.value:,.0f}"
+        if plan.predicted.samples_per_s.value is not None
+        else "-",
+        format_seconds(plan.predicted.duration_s.value)
+        if plan.predicted.duration_s.value is not None
+        else "-",
     )

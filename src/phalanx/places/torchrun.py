@@ -91,7 +91,7 @@ class Torchrun:
 
     def judge(self, prepared: Prepared) -> Prepared:
         """A plan for another number of ranks is refused; that there are no restarts is said."""
-        planned = prepared.plan.ranks
+        planned = prepared.plan.devices.ranks
         if planned.value != self.ranks:
             raise UserError(
                 Finding(

@@ -3,7 +3,6 @@ bits. Pure; `verbs/evaluate.py` runs it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from phalanx.errors import Finding
@@ -22,28 +21,30 @@ _AS_TRAINED = {
 }
 
 
-def plan_evaluation(
-    plan: Plan, job: Job, *, file: str, trained: Plan | None, trained_job: Job | None
-) -> Plan:
-    """The plan whose ranks evaluate a file. Where the device is of the kind that training had, they
-    compute as in training; the batch of the test split is training's in any case: its sums are
-    what is added up."""
+def plan_evaluation(plan: Plan, job: Job, *, trained: Plan | None, trained_job: Job | None) -> Plan:
+    """Return the plan whose ranks evaluate a model. Where the device is of the kind that training
+    had, they compute as in training; the batch of the test split is training's in any case: its
+    sums are what is added up."""
     changes: dict[str, Any] = {
-        "evaluated": file,
         "cuda_graph": Decision("off", "an evaluation has no steps"),
         "compared_with_eager": Decision(False, "an evaluation has no gradients"),
     }
     if trained is not None and trained_job is not None:
-        batch = trained.evaluate_batch_size.value
+        batch = trained.evaluation.evaluate_batch_size.value
         if job.evaluate.batch_size == trained_job.evaluate.batch_size:
             changes["evaluate_batch_size"] = Decision(batch, "as in training")
+        as_trained = trained.decisions()
         for name, key in _AS_TRAINED.items():
             is_asked = key is not None and getattr(job, key) != getattr(trained_job, key)
-            if name == "threads" and trained.threads.value > plan.ranks.value * plan.threads.value:
+            if (
+                name == "threads"
+                and trained.execution.threads.value
+                > plan.devices.ranks.value * plan.execution.threads.value
+            ):
                 continue  # of a machine with more cores
-            if trained.device.value == plan.device.value and not is_asked:
-                changes[name] = Decision(getattr(trained, name).value, "as in training")
-    return replace(plan, **changes)
+            if trained.devices.device.value == plan.devices.device.value and not is_asked:
+                changes[name] = Decision(as_trained[name].value, "as in training")
+    return plan.replace(**changes)
 
 
 def devices_here(job: Job, machine: Machine) -> tuple[Devices, Finding | None]:

@@ -14,8 +14,8 @@ _FIXED = ("recipe", "seed", "global_batch_size", "num_samples")
 def resume_findings(before: Plan, now: Plan, *, accept_changes: bool) -> list[Finding]:
     """One Finding per difference; those that cannot be accepted are errors."""
     findings = []
-    for key in sorted(set(before.identity) | set(now.identity)):
-        old, new = before.identity.get(key), now.identity.get(key)
+    for key in sorted(set(before.history.identity) | set(now.history.identity)):
+        old, new = before.history.identity.get(key), now.history.identity.get(key)
         if old == new:
             continue
         is_fixed = key in _FIXED
@@ -32,12 +32,12 @@ def resume_findings(before: Plan, now: Plan, *, accept_changes: bool) -> list[Fi
                 severity="warning" if accept_changes and not is_fixed else "error",
             )
         )
-    if before.total_steps.value != now.total_steps.value:
+    if before.batch.total_steps.value != now.batch.total_steps.value:
         findings.append(
             Finding(
                 slug="resume-length",
-                what=f"the run had {before.total_steps.value} steps, now it has "
-                f"{now.total_steps.value}",
+                what=f"the run had {before.batch.total_steps.value} steps, now it has "
+                f"{now.batch.total_steps.value}",
                 why="the learning-rate schedule stretches to the new length",
                 fix="nothing, if that is what you want",
                 severity="warning",

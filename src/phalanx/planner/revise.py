@@ -26,8 +26,8 @@ GROWING_SEGMENTS = "expandable_segments:True"
 def _untimed(plan: Plan, why: str) -> Plan:
     """Without what was predicted of its time: the operators are not known here any more."""
     gone: Decision[float | None] = Decision(None, f"not predicted again: {why}")
-    return replace(
-        plan, forecast=None, step_s=gone, samples_per_s=gone, duration_s=gone, energy_kwh=gone
+    return plan.replace(
+        forecast=None, step_s=gone, samples_per_s=gone, duration_s=gone, energy_kwh=gone
     )
 
 
@@ -36,10 +36,13 @@ def halve_micro_batch(plan: Plan) -> Plan | None:
     batch = _cut(plan)
     if batch is None:
         return None
-    old, micro, ranks = plan.micro_batch_size.value, batch.micro_batch_size, plan.ranks.value
+    old, micro, ranks = (
+        plan.batch.micro_batch_size.value,
+        batch.micro_batch_size,
+        plan.devices.ranks.value,
+    )
     return with_memory(
-        replace(
-            _untimed(plan, f"the micro-batch was cut from {old}"),
+        _untimed(plan, f"the micro-batch was cut from {old}").replace(
             revision=plan.revision + 1,
             micro_batch_size=Decision(micro, f"cut from {old}: a rank ran out of memory"),
             accumulation=micro_batches_per_rank(batch.global_batch_size, micro, ranks),
@@ -51,7 +54,7 @@ def halve_micro_batch(plan: Plan) -> Plan | None:
 
 
 def _data_back(plan: Plan) -> dict[str, Any]:
-    if plan.data_on.value == "host":
+    if plan.loading.data_on.value == "host":
         return {}
     return {
         "data_on": Decision("host", "taken from the device: a rank ran out of memory"),
@@ -60,7 +63,7 @@ def _data_back(plan: Plan) -> dict[str, Any]:
 
 
 def _cut(plan: Plan) -> BatchPlan | None:
-    old = plan.batch
+    old = plan.micro_batches
     halves = [old.micro_batch_size]
     while halves[-1] > 1:
         halves.append(ceil(halves[-1] / 2))
@@ -80,27 +83,29 @@ def _cut(plan: Plan) -> BatchPlan | None:
 
 def _fits(plan: Plan, batch: BatchPlan) -> bool:
     micro = Decision(batch.micro_batch_size, "tried")
-    return fits_for_sure(with_memory(replace(plan, micro_batch_size=micro, **_data_back(plan))))
+    return fits_for_sure(with_memory(plan.replace(micro_batch_size=micro, **_data_back(plan))))
 
 
 def _keeps_two(plan: Plan) -> bool:
     """Whether no micro-batch may be cut to one sample: BatchNorm cannot take statistics over it (it
     raises where a channel has one value). A job that has such micro-batches anyway may."""
-    return plan.has_batchnorm and _smallest(plan, plan.batch) > 1
+    return plan.numerics.has_batchnorm and _smallest(plan, plan.micro_batches) > 1
 
 
 def _smallest(plan: Plan, batch: BatchPlan) -> int:
     """The fewest samples that BatchNorm takes statistics over."""
-    return batch.smallest_round(plan.ranks.value if plan.sync_batchnorm.value else 1)
+    return batch.smallest_round(
+        plan.devices.ranks.value if plan.numerics.sync_batchnorm.value else 1
+    )
 
 
 def why_not_smaller(plan: Plan) -> str:
     """Why the micro-batch cannot be cut any more."""
-    if plan.batch.largest_slot > 1 and _keeps_two(plan):
-        where = "over the ranks" if plan.sync_batchnorm.value else "in every micro-batch"
+    if plan.micro_batches.largest_slot > 1 and _keeps_two(plan):
+        where = "over the ranks" if plan.numerics.sync_batchnorm.value else "in every micro-batch"
         return (
-            f"it is not cut below {plan.batch.largest_slot}: BatchNorm needs more than 1 sample "
-            f"{where}"
+            f"it is not cut below {plan.micro_batches.largest_slot}: BatchNorm needs more than 1 "
+            f"sample {where}"
         )
     return "it cannot be cut: it holds 1 sample"
 
@@ -108,12 +113,11 @@ def why_not_smaller(plan: Plan) -> str:
 def recompute_activations(plan: Plan) -> Plan | None:
     """The same plan with activation checkpointing; None when it is on, when there is nothing to
     recompute, or when the job does not leave it open."""
-    if plan.activation_checkpointing.value or not plan.may_recompute:
+    if plan.execution.activation_checkpointing.value or not plan.execution.may_recompute:
         return None
     reason = "a rank ran out of memory and the micro-batch cannot be cut"
     return with_memory(
-        replace(
-            _untimed(plan, "activations are recomputed now"),
+        _untimed(plan, "activations are recomputed now").replace(
             revision=plan.revision + 1,
             activation_checkpointing=Decision(True, reason),
         )
@@ -122,15 +126,14 @@ def recompute_activations(plan: Plan) -> Plan | None:
 
 def halve_evaluate_batch(plan: Plan) -> Plan | None:
     """The batch of the evaluation halved, rounded up, until the largest one really shrinks."""
-    asked = old = plan.evaluate_batch_size.value
-    samples = plan.num_test_samples.value
+    asked = old = plan.evaluation.evaluate_batch_size.value
+    samples = plan.batch.num_test_samples.value
     largest = _largest(samples, old)
     while old > 1:
         old = ceil(old / 2)
         if _largest(samples, old) < largest:
             reason = f"halved from {asked}: a rank ran out of memory in evaluation"
-            return replace(
-                plan,
+            return plan.replace(
                 revision=plan.revision + 1,
                 evaluate_batch_size=Decision(old, reason),
                 shrunk=_remember(plan, "evaluate_batch_size", asked),
@@ -142,12 +145,13 @@ def grow_segments(plan: Plan, environment: Mapping[str, str]) -> Plan | None:
     """The same plan with an allocator that does not fragment; None when that is set already, or
     when the user has settings of their own for the allocator."""
     names = (ALLOCATOR_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    if plan.device.value != "cuda" or any(n in plan.worker_env or n in environment for n in names):
+    if plan.devices.device.value != "cuda" or any(
+        n in plan.devices.worker_env or n in environment for n in names
+    ):
         return None
-    return replace(
-        plan,
+    return plan.replace(
         revision=plan.revision + 1,
-        worker_env={**plan.worker_env, ALLOCATOR_VARIABLE: GROWING_SEGMENTS},
+        worker_env={**plan.devices.worker_env, ALLOCATOR_VARIABLE: GROWING_SEGMENTS},
     )
 
 
@@ -157,28 +161,27 @@ def drop_rung(plan: Plan, rung: str, reason: str) -> Plan:
     later = _untimed(plan, f"{rung} was dropped")
     if entry is not None and entry["samples_per_s"] is not None:
         rate, about = entry["samples_per_s"], f"predicted for {rung}=off"
-        later = replace(
-            later,
+        later = later.replace(
             samples_per_s=Decision(rate, about),
-            step_s=Decision(plan.global_batch_size.value / rate, about),
+            step_s=Decision(plan.batch.global_batch_size.value / rate, about),
         )
     if entry is not None and entry["memory_bytes"] is not None:
         about = f"predicted for {rung}=off"
-        later = replace(later, memory_bytes=Decision(entry["memory_bytes"], about))
+        later = later.replace(memory_bytes=Decision(entry["memory_bytes"], about))
     off: dict[str, Any] = {rung: Decision("off", f"dropped: {reason}")}
     return replace(later, revision=plan.revision + 1, **off)
 
 
 def cost_without(plan: Plan, rung: str) -> str | None:
     """What a plan loses without a rung, as predicted; None where that is not known."""
-    entry, rate = _without(plan, rung), plan.samples_per_s.value
+    entry, rate = _without(plan, rung), plan.predicted.samples_per_s.value
     if entry is None or entry["samples_per_s"] is None or rate is None:
         return None
     return f"{entry['samples_per_s']:,.0f} samples/s are predicted without it, {rate:,.0f} with it"
 
 
 def _without(plan: Plan, rung: str) -> dict[str, Any] | None:
-    return next((e for e in plan.alternatives if e["choice"] == f"{rung}=off"), None)
+    return next((e for e in plan.predicted.alternatives if e["choice"] == f"{rung}=off"), None)
 
 
 def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:
@@ -189,21 +192,24 @@ def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:
         for name in before
         if before[name].value != after[name].value and name not in _FOLLOWING
     }
-    for name in sorted({*old.worker_env, *new.worker_env}):
-        if old.worker_env.get(name) != new.worker_env.get(name):
-            changed[name] = {"old": old.worker_env.get(name), "new": new.worker_env.get(name)}
+    for name in sorted({*old.devices.worker_env, *new.devices.worker_env}):
+        if old.devices.worker_env.get(name) != new.devices.worker_env.get(name):
+            changed[name] = {
+                "old": old.devices.worker_env.get(name),
+                "new": new.devices.worker_env.get(name),
+            }
     return changed
 
 
-def what_would_fit(plan: Plan) -> list[str]:
+def what_would_fit(plan: Plan, *, is_fp64_needed: bool = False) -> list[str]:
     """What would help a plan whose micro-batch cannot shrink any more, the cheapest first."""
     choices = []
-    on_gpu = plan.device.value == "cuda"
-    if on_gpu and plan.precision.value in ("fp32", "tf32"):
+    on_gpu = plan.devices.device.value == "cuda"
+    if on_gpu and plan.numerics.precision.value in ("fp32", "tf32"):
         choices.append("half the activations: `precision=bf16`, or fp16 on cards before Ampere")
-    if plan.precision.value == "fp64" and not plan.is_recorded:  # `verify` needs it
+    if plan.numerics.precision.value == "fp64" and not is_fp64_needed:
         choices.append("half of everything: `precision=fp32`")
-    if not plan.activation_checkpointing.value:
+    if not plan.execution.activation_checkpointing.value:
         choices.append(_checkpointing_would(plan))
     choices += _sharding_would(plan)
     choices.append("a smaller input or a smaller model, by the recipe's options")
@@ -214,7 +220,7 @@ def what_would_fit(plan: Plan) -> list[str]:
 
 def _checkpointing_would(plan: Plan) -> str:
     now, then = predict_parts(plan), predict_parts(plan, is_checkpointed=True)
-    if plan.num_blocks == 0:
+    if plan.execution.num_blocks == 0:
         return (
             "activation checkpointing, once the recipe says what is repeated: "
             "`def blocks(self, model): return list(model.layers)`"
@@ -229,15 +235,17 @@ def _checkpointing_would(plan: Plan) -> str:
 
 
 def _sharding_would(plan: Plan) -> list[str]:
-    facts = facts_of(plan.strategy.value)
+    facts = facts_of(plan.parallel.strategy.value)
     if facts.has_zero_stages:
         return _zero_would(plan)
     if facts.is_sharded:
         offload = "keeping each rank's share in host memory, which is slow: `fsdp.offload=true`"
-        is_offloaded = plan.offload.value is not None
+        is_offloaded = plan.parallel.offload.value is not None
         return ["more ranks: each holds less", *([] if is_offloaded else [offload])]
-    state, ranks = predict_parts(plan).state, max(2, plan.ranks.value)
-    over = f"over the {ranks} ranks" if plan.ranks.value > 1 else f"over {ranks} GPUs or more"
+    state, ranks = predict_parts(plan).state, max(2, plan.devices.ranks.value)
+    over = (
+        f"over the {ranks} ranks" if plan.devices.ranks.value > 1 else f"over {ranks} GPUs or more"
+    )
     share = format_bytes(ceil(state / ranks))
     return [
         f"sharding weights, gradients and optimizer state {over}, {format_bytes(state)} -> "
@@ -248,9 +256,9 @@ def _sharding_would(plan: Plan) -> list[str]:
 
 
 def _zero_would(plan: Plan) -> list[str]:
-    kept = plan.offload.value or ""
+    kept = plan.parallel.offload.value or ""
     choices = ["more ranks: each holds less"]
-    if plan.zero_stage.value != 3:
+    if plan.parallel.zero_stage.value != 3:
         choices.append("spreading the weights too: `deepspeed.stage=3`")
     elif "weights" not in kept:
         choices.append("weights in host memory, which is slow: `deepspeed.offload_parameters=true`")
@@ -267,4 +275,4 @@ def _largest(samples: int, limit: int) -> int:
 
 def _remember(plan: Plan, name: str, asked: int) -> dict[str, int]:
     """What was asked for before the first cut stays what was asked for."""
-    return {name: asked, **plan.shrunk}
+    return {name: asked, **plan.history.shrunk}

@@ -48,23 +48,23 @@ def scaling_table(
     for ranks in counts:
         scaled = on_ranks(job, machine, ranks)
         plan, _ = solve_plan(scaled.job, scaled.machine, trace, calibration=calibration)
-        forecast = plan.forecast
+        forecast = plan.predicted.forecast
         rows.append(
             RanksRow(
                 ranks=ranks,
-                strategy=plan.strategy.value,
-                global_batch_size=plan.global_batch_size.value,
-                micro_batch_size=plan.micro_batch_size.value,
-                accumulation=plan.accumulation.value,
-                steps_per_epoch=plan.steps_per_epoch.value,
-                lr=plan.lr.value,
+                strategy=plan.parallel.strategy.value,
+                global_batch_size=plan.batch.global_batch_size.value,
+                micro_batch_size=plan.batch.micro_batch_size.value,
+                accumulation=plan.batch.accumulation.value,
+                steps_per_epoch=plan.batch.steps_per_epoch.value,
+                lr=plan.learning.lr.value,
                 step_s=forecast.step_s if forecast is not None else None,
                 samples_per_s=forecast.samples_per_s if forecast is not None else None,
-                speedup=plan.speedup.value,
-                speedup_range=plan.speedup_range,
-                efficiency=plan.speedup.value / ranks,
+                speedup=plan.predicted.speedup.value,
+                speedup_range=plan.predicted.speedup_range,
+                efficiency=plan.predicted.speedup.value / ranks,
                 duration_s=forecast.duration_s if forecast is not None else None,
-                memory_bytes=plan.memory_bytes.value,
+                memory_bytes=plan.predicted.memory_bytes.value,
             )
         )
     return rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phalanx.errors import Finding
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
@@ -58,13 +56,13 @@ def solve_plan(
     """Make every choice; `previous` is the plan of a run that continues, `calibration` what was
     measured of such a machine."""
     plan, findings = _solve_fastest(job, machine, trace, previous, calibration)
-    if plan.ranks.value == 1 or plan.forecast is None:
+    if plan.devices.ranks.value == 1 or plan.predicted.forecast is None:
         return plan, findings
     scaled = on_ranks(job, machine, 1)
-    alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration, plan.compile)
+    alone, _ = _solve(scaled.job, scaled.machine, trace, None, calibration, plan.execution.compile)
     interval = list(speedup_interval(plan, alone))
     findings += slower_together(plan, alone)
-    return replace(plan, speedup=speedup_over(plan, alone), speedup_range=interval), findings
+    return plan.replace(speedup=speedup_over(plan, alone), speedup_range=interval), findings
 
 
 def _solve_fastest(
@@ -77,14 +75,14 @@ def _solve_fastest(
     """Compiled and not, where that is open, and the one that ends sooner."""
     settled = settle_rung(job, "compile", previous)
     compiled, findings = _solve(job, machine, trace, previous, calibration, settled)
-    if settled.value != "auto" or compiled.compile.value == "off":
+    if settled.value != "auto" or compiled.execution.compile.value == "off":
         return compiled, findings
     off = Decision("off", "")
     eager, others = _solve(job, machine, trace, previous, calibration, off)
     chosen = choose_by_gain(trace, eager, compiled)
     if chosen.value == "on":
-        return with_other(replace(compiled, compile=chosen), eager), findings
-    return with_other(replace(eager, compile=chosen), compiled), others
+        return with_other(compiled.replace(compile=chosen), eager), findings
+    return with_other(eager.replace(compile=chosen), compiled), others
 
 
 def _solve(
@@ -116,7 +114,7 @@ def _with_predictions(draft: Draft, plan: Plan) -> tuple[Plan, Predict]:
     job, machine, trace, calibration = draft.job, draft.machine, draft.trace, draft.calibration
     cards = draft.placement.cards
     rates, draft.predicted_findings = device_rates(
-        machine, draft.device, cards, plan.threads.value, calibration
+        machine, draft.device, cards, plan.execution.threads.value, calibration
     )
     plan = with_measured_activations(job, trace, plan, cards, calibration)
     if rates is None:
@@ -128,15 +126,14 @@ def _with_micro_batch(draft: Draft, plan: Plan, predict: Predict) -> Plan:
     """Choose the micro-batch, and what depends on how many samples run at a time."""
     plan, problems = choose_micro_batch(draft.job, plan, draft.previous, predict)
     draft.predicted_findings += problems
-    micro = plan.micro_batch_size.value
-    plan = replace(
-        plan,
+    micro = plan.batch.micro_batch_size.value
+    plan = plan.replace(
         workers=draft.workers(micro),
         evaluate_batch_size=choose_evaluate_batch(draft.job, micro, draft.previous),
-        speedup=expected_speedup(plan.batch, draft.ranks),
+        speedup=expected_speedup(plan.micro_batches, draft.ranks),
     )
     draft.findings += batch_findings(
-        plan.batch, draft.ranks, draft.trace, is_synced=draft.synced.value
+        plan.micro_batches, draft.ranks, draft.trace, is_synced=draft.synced.value
     )
     return plan
 
@@ -147,7 +144,7 @@ def _with_graph(draft: Draft, plan: Plan, predict: Predict) -> Plan:
     graph, problems = choose_cuda_graph(job, trace, plan, previous, forecast)
     draft.findings += problems
     search = choose_cudnn_search(job, trace, plan, previous, forecast)
-    return with_memory(replace(plan, cuda_graph=graph, cudnn_search=search))
+    return with_memory(plan.replace(cuda_graph=graph, cudnn_search=search))
 
 
 def _with_loading(draft: Draft, plan: Plan, predict: Predict) -> Plan:
@@ -163,7 +160,7 @@ def _with_forecast(draft: Draft, plan: Plan, predict: Predict) -> Plan:
     """Predict time, and judge whether the plan fits in memory."""
     job, machine, trace, cards = draft.job, draft.machine, draft.trace, draft.placement.cards
     compared = choose_comparison(job, trace, plan, cards)
-    plan = with_forecast(replace(plan, compared_with_eager=compared), predict(plan))
+    plan = with_forecast(plan.replace(compared_with_eager=compared), predict(plan))
     draft.findings += devices.debug_findings(plan)
     if draft.previous is None:  # a run that goes on has shown that it fits, or is being cut
         hosts = machine.nodes * machine.memory.total_bytes
@@ -175,7 +172,7 @@ def _with_alternatives(draft: Draft, plan: Plan, predict: Predict) -> Plan:
     """List what else was considered, and why it lost."""
     others = other_strategies(draft.job, draft.trace, plan, draft.placement, predict)
     slower = without_each(plan, predict)
-    return replace(plan, alternatives=[*others, *plan.alternatives, *slower])
+    return plan.replace(alternatives=[*others, *plan.predicted.alternatives, *slower])
 
 
 def _unknown(plan: Plan) -> None:

@@ -30,24 +30,27 @@ class Side:
 
     job: Job
     plan: Plan
+    has_dropout: bool = True
+    """False: dropout is disabled, whose masks follow the micro-batches."""
 
     @property
     def micro(self) -> int:
-        return self.plan.micro_batch_size.value
+        return self.plan.batch.micro_batch_size.value
 
     @property
     def is_even(self) -> bool:
         """Whether all micro-batches of a step are of one size, in every step of an epoch."""
-        batch = self.plan.batch
+        batch = self.plan.micro_batches
         steps = (batch.slots_of(step) for step in (0, batch.steps_per_epoch - 1))
         return all(len({slot.stop - slot.start for slot in slots}) == 1 for slots in steps)
 
     def cut(self, micro: Decision[int]) -> Side:
         """The same with another micro-batch."""
-        total, ranks = self.plan.global_batch_size.value, self.plan.ranks.value
+        total, ranks = self.plan.batch.global_batch_size.value, self.plan.devices.ranks.value
         accumulation = micro_batches_per_rank(total, micro.value, ranks)
-        plan = replace(self.plan, micro_batch_size=micro, accumulation=accumulation)
-        return Side(self.job.model_copy(update={"micro_batch_size": micro.value}), plan)
+        plan = self.plan.replace(micro_batch_size=micro, accumulation=accumulation)
+        job = self.job.model_copy(update={"micro_batch_size": micro.value})
+        return replace(self, job=job, plan=plan)
 
 
 def devices_for(job: Job, machine: Machine, ranks: int) -> tuple[Devices, Finding | None]:
@@ -85,8 +88,10 @@ def comparable_sides(
     job: Job, machine: Machine, trace: Trace, plan: Plan, *, steps: int
 ) -> tuple[Side, Side, list[Finding]]:
     """The job on one rank and on the ranks of `plan`, and what there is to say about the latter."""
-    micro = common_micro_batch(plan.batch, plan.ranks.value, steps, trace.has_batchnorm)
-    notes = [_unsynced()] if plan.sync_batchnorm.value else []
+    micro = common_micro_batch(
+        plan.micro_batches, plan.devices.ranks.value, steps, trace.has_batchnorm
+    )
+    notes = [_unsynced()] if plan.numerics.sync_batchnorm.value else []
     job = job.model_copy(update={"sync_batchnorm": False})
     one, _ = _side(job, machine, trace, plan, micro, is_one=True)
     many, findings = _side(job, machine, trace, plan, micro, is_one=False)
@@ -104,7 +109,7 @@ def planned_sides(
 ) -> tuple[Side, Side] | None:
     """The job on one rank and on the ranks of `plan`, with micro-batches and BatchNorm as `train`
     plans them for a `precision`. None where both see the same micro-batches anyway."""
-    total = plan.global_batch_size.value
+    total = plan.batch.global_batch_size.value
     own = job.model_copy(update={"precision": precision})
     alone = own.model_copy(
         update={
@@ -118,14 +123,14 @@ def planned_sides(
     first, second = (
         solve_plan(asked, machine, trace, calibration=calibration)[0] for asked in (alone, own)
     )
-    is_alike = first.batch.slots_of(0) == second.batch.slots_of(0)
-    if is_alike and not second.sync_batchnorm.value:
+    is_alike = first.micro_batches.slots_of(0) == second.micro_batches.slots_of(0)
+    if is_alike and not second.numerics.sync_batchnorm.value:
         return None
     sides = [
-        _side(job, machine, trace, plan, solved.micro_batch_size, is_one=solved is first)[0]
+        _side(job, machine, trace, plan, solved.batch.micro_batch_size, is_one=solved is first)[0]
         for solved in (first, second)
     ]
-    one, many = (replace(side, plan=replace(side.plan, has_dropout=is_alike)) for side in sides)
+    one, many = (replace(side, has_dropout=is_alike) for side in sides)
     return one, many
 
 
@@ -137,7 +142,7 @@ def _side(
     job: Job, machine: Machine, trace: Trace, plan: Plan, micro: Decision[int], *, is_one: bool
 ) -> tuple[Side, list[Finding]]:
     fixed = {
-        "global_batch_size": plan.global_batch_size.value,
+        "global_batch_size": plan.batch.global_batch_size.value,
         "batch_per_gpu": None,
         "gradient_accumulation": None,
         "micro_batch_size": micro.value,
@@ -166,14 +171,16 @@ def _unsynced() -> Finding:
 
 def _recorded(solved: Plan, plan: Plan, micro: Decision[int]) -> Plan:
     """A plan to be recorded: what must be equal on both sides is that of the many ranks."""
-    return replace(
-        solved,
-        is_recorded=True,
-        lr=plan.lr,
-        warmup_steps=plan.warmup_steps,
+    return solved.replace(
+        lr=plan.learning.lr,
+        warmup_steps=plan.learning.warmup_steps,
         micro_batch_size=micro,
-        threads=Decision(plan.threads.value, "the same on both sides: it changes the last bits"),
-        workers=Decision(plan.workers.value, "the same on both sides: they compute samples"),
+        threads=Decision(
+            plan.execution.threads.value, "the same on both sides: it changes the last bits"
+        ),
+        workers=Decision(
+            plan.loading.workers.value, "the same on both sides: they compute samples"
+        ),
         num_test_samples=Decision(0, "nothing is evaluated"),
         evaluate_every=Decision(None, "nothing is evaluated"),
     )

@@ -10,9 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
-from phalanx.codec import from_json
+from phalanx.codec import Json, from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.prepare.launcher import LOOK_S, Launcher
 from phalanx.recipe.progress import PROGRESS_FILE
@@ -22,16 +22,16 @@ _ANSWERED_BY = {"trace": ("phalanx.tracing",), "export": ("phalanx.exporter",)}
 
 def ask_engine(
     verb: str,
-    question: dict[str, Any],
+    question: Json,
     *,
     timeout_s: float,
     launcher: Launcher | None = None,
     uses_gpu: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[dict[str, Any] | None, str]:
-    """The answer to a question, or why there is none. A launcher that has begun answers it with the
-    torch that it imports anyway. `say` is told
-    what a recipe reports meanwhile; the time that is left begins anew with each report."""
+) -> tuple[Json, str]:
+    """The answer to a question, or None and why there is none. A launcher that has begun answers it
+    with the torch that it imports anyway. `say` is told what a recipe reports meanwhile; the time
+    that is left begins anew with each report."""
     module = _ANSWERED_BY.get(verb, ("phalanx.engine", verb))
     with tempfile.TemporaryDirectory(prefix=f"phalanx-{verb}-") as folder:
         request, result, said = (Path(folder, name) for name in ("request", "result", "said"))
@@ -51,8 +51,7 @@ def ask_engine(
         if not result.is_file():
             lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
             return None, f"exit code {code}: {' | '.join(lines)}"
-        answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return answer, ""
+        return json.loads(result.read_text(encoding="utf-8")), ""
 
 
 class _Reports:
@@ -97,14 +96,18 @@ def _run(argv: list[str], env: dict[str, str], said: Path, reports: _Reports) ->
             raise
 
 
-def findings_of(answer: dict[str, Any]) -> list[Finding]:
-    """The Findings in an answer."""
-    return from_json(list[Finding], answer["findings"])
+class _Answer(Protocol):
+    @property
+    def findings(self) -> list[Finding]: ...
+
+
+A = TypeVar("A", bound=_Answer)
 
 
 def require_answer(
     verb: str,
-    question: dict[str, Any],
+    question: object,
+    kind: type[A],
     *,
     timeout_s: float,
     silent: Callable[[str], Finding],
@@ -112,14 +115,17 @@ def require_answer(
     tolerated: str = "",
     uses_gpu: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the answer to a question, and `notes` with the Findings in it. Raises UserError if
-    one of them is an error, other than the `tolerated` one. `silent` is told why there is no
-    answer, and makes the Finding about it."""
-    answer, why = ask_engine(verb, question, timeout_s=timeout_s, uses_gpu=uses_gpu, say=say)
-    if answer is None:
+) -> tuple[A, list[Finding]]:
+    """Return the answer to a question of `recipe/questions.py`, and `notes` with the Findings in
+    it. Raises UserError if one of them is an error, other than the `tolerated` one. `silent` is
+    told why there is no answer, and makes the Finding about it."""
+    record, why = ask_engine(
+        verb, to_json(question), timeout_s=timeout_s, uses_gpu=uses_gpu, say=say
+    )
+    if record is None:
         raise UserError(silent(why), exit_code=ExitCode.FAILED)
-    findings = [*notes, *findings_of(answer)]
+    answer = from_json(kind, record)
+    findings = [*notes, *answer.findings]
     wrong = {finding.slug for finding in errors_of(findings)} - {tolerated}
     if wrong:
         is_crash = f"{verb}-failed" in wrong

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -22,12 +21,16 @@ from phalanx.prepare.job import raise_if_errors
 from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory, create_run_directory, write_atomic
 from phalanx.run.lock import lock_run
+from phalanx.run.purpose import TRAIN, Purpose, write_purpose
 from phalanx.run.source import record_source
 
 
 @contextmanager
 def open_run(
-    prepared: Prepared, *, tell: Callable[[Finding], None] = lambda finding: None
+    prepared: Prepared,
+    *,
+    purpose: Purpose = TRAIN,
+    tell: Callable[[Finding], None] = lambda finding: None,
 ) -> Iterator[RunDirectory]:
     """Make the run directory, or write the next plan revision into the one that continues, and
     hold it: a second process that wants the same run waits or is refused before it changes
@@ -45,6 +48,7 @@ def open_run(
         write_atomic(run.job_file, text)
         write_atomic(run.machine_file, json.dumps(to_json(prepared.machine), indent=2))
         run.write_plan(prepared.plan.to_json())
+        write_purpose(run, purpose)
         yield run
 
 
@@ -55,8 +59,8 @@ def _refuse_elsewhere(prepared: Prepared) -> None:
             Finding(
                 slug="several-nodes",
                 what=f"the plan is for {machine.nodes} nodes that have not met",
-                why=f"the machine is `{machine.title}`, with {prepared.plan.ranks.value} ranks in "
-                "all; it was described, not asked",
+                why=f"the machine is `{machine.title}`, with "
+                f"{prepared.plan.devices.ranks.value} ranks in all; it was described, not asked",
                 fix=f"on every node: phalanx train JOB --nodes {machine.nodes} --rendezvous "
                 "HOST:29500",
             )
@@ -78,4 +82,4 @@ def replanned(prepared: Prepared, machine: Machine, plan: Plan) -> Plan:
     new, findings = solve_plan(prepared.job, machine, prepared.trace, previous=plan)
     findings += resume_findings(plan, new, accept_changes=False)
     raise_if_errors(findings)
-    return replace(new, resume_from=plan.resume_from)
+    return new.replace(resume_from=plan.history.resume_from)

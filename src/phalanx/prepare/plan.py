@@ -109,7 +109,7 @@ def prepare(
     job = loaded.job.model_copy(update=absolute_paths(loaded.job))
     if launcher is not None:
         with suppress(LauncherError):  # said when ranks are asked for
-            known = continued.plan.worker_env if continued is not None else {}
+            known = continued.plan.devices.worker_env if continued is not None else {}
             launcher.start({**early_variables(), **known})
     machine, trace, found = _look(
         job,
@@ -151,7 +151,7 @@ def prepare(
         return prepared
     return replace(
         prepared,
-        plan=replace(plan, is_from_memory=True),
+        plan=plan.replace(is_from_memory=True),
         prepare_anew=partial(
             prepare,
             source,

@@ -35,10 +35,10 @@ def rank_environment(
         "NCCL_SOCKET_IFNAME": loopback,
     }
     defaults = {
-        "OMP_NUM_THREADS": str(plan.threads.value),
+        "OMP_NUM_THREADS": str(plan.execution.threads.value),
         **waiting_threads(),
         **sockets,
         **compile_cache_variables(run),
-        **plan.worker_env,
+        **plan.devices.worker_env,
     }
     return {name: os.environ.get(name, value) for name, value in defaults.items()}

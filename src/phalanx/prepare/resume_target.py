@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.errors import Finding, UserError
@@ -35,8 +35,8 @@ class Continued:
 
     def adopt(self, plan: Plan) -> Plan:
         if self.checkpoint is None:
-            return replace(plan, resume_from=self.plan.resume_from)
-        return replace(plan, resume_from=str(self.checkpoint), revision=0)
+            return plan.replace(resume_from=self.plan.history.resume_from)
+        return plan.replace(resume_from=str(self.checkpoint), revision=0)
 
 
 def _read_plan(run: RunDirectory) -> Plan:

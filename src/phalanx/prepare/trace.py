@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.codec import from_json
 from phalanx.errors import Finding
 from phalanx.planner.schema.trace import EAGER, Trace
-from phalanx.prepare.engine_child import ask_engine, findings_of
+from phalanx.prepare.engine_child import ask_engine
 from phalanx.prepare.launcher import Launcher
 
 _TIMEOUT_S = 600
@@ -39,8 +40,8 @@ def trace_recipe(
     )
     if answer is None:
         return None, [_silent(spec, silent_because)]
-    trace = Trace.from_json(answer["trace"]) if answer["trace"] else None
-    return trace, findings_of(answer)
+    trace = from_json(Trace, answer["trace"]) if answer["trace"] else None
+    return trace, from_json(list[Finding], answer["findings"])
 
 
 def _silent(spec: str, why: str) -> Finding:

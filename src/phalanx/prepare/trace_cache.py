@@ -94,7 +94,7 @@ def _read(key: str) -> Trace | None:
     """What was answered, however long ago."""
     try:
         record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
-        return Trace.from_json(record["trace"])
+        return from_json(Trace, record["trace"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -122,7 +122,7 @@ def _recall(key: str) -> Answer | None:
     try:
         record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
         age_s = time.time() - record["made"]
-        trace = Trace.from_json(record["trace"])
+        trace = from_json(Trace, record["trace"])
         if not 0 <= age_s < LIFE_S or record["named"] != _named(trace.options):
             return None
         if trace.weights_findings:  # they may have been fetched, to where nobody looks here
@@ -137,7 +137,7 @@ def _keep(key: str, trace: Trace, findings: list[Finding]) -> None:
     record = {
         "made": time.time(),
         "named": _named(trace.options),
-        "trace": trace.to_json(),
+        "trace": to_json(trace),
         "findings": to_json(findings),
     }
     try:

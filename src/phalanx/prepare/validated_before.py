@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,14 +37,14 @@ _SAME = ("recipe", "recipe_fingerprint", "options", "data_fingerprint", "num_sam
 
 def recall_comparison(plan: Plan, machine: Machine) -> Plan:
     """The plan without a comparison that was made before and found no difference."""
-    if not plan.compared_with_eager.value:
+    if not plan.execution.compared_with_eager.value:
         return plan
     try:
         made = json.loads(_file(plan, machine).read_text(encoding="utf-8"))["made"]
     except (OSError, ValueError, KeyError, TypeError):
         return plan
     reason = f"compared on {made} with the same recipe, data, choices, torch and GPU: no difference"
-    return replace(plan, compared_with_eager=Decision(False, reason), is_code_kept=True)
+    return plan.replace(compared_with_eager=Decision(False, reason), is_code_kept=True)
 
 
 def keep_comparison(plan: Plan, run: RunDirectory) -> None:
@@ -58,9 +57,10 @@ def keep_comparison(plan: Plan, run: RunDirectory) -> None:
 
 
 def _file(plan: Plan, machine: Machine) -> Path:
+    chosen = plan.decisions()
     about = {
-        **{name: plan.identity.get(name) for name in _SAME},
-        **{name: getattr(plan, name).value for name in _CHOICES},
+        **{name: plan.history.identity.get(name) for name in _SAME},
+        **{name: chosen[name].value for name in _CHOICES},
         "installed": installed(),
         "gpus": sorted(gpu.name for gpu in machine.visible_gpus),
         "driver": machine.driver_version,

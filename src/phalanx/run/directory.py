@@ -3,6 +3,7 @@
 runs/digits-20260131-120000/
   job.yaml machine.json plan.json plan-0.json ...   what was asked, what there was, what is done
   source.json                                       git commit and diff, command, versions
+  purpose.json                                      what ranks do, where they do not train
   launch.json                                       instead of job and plan: a launched script's
   attempt.json .lock .locks/                        whom it belongs to, and who holds it
   events/<writer>.jsonl sinks.json                  what happened, and how far sinks have read it
@@ -61,6 +62,10 @@ class RunDirectory:
     @property
     def plan_file(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def purpose_file(self) -> Path:
+        return self.path / "purpose.json"
 
     @property
     def source_file(self) -> Path:

@@ -39,7 +39,7 @@ class Hung:
 
 def watch_for(job: Job, plan: Plan) -> HangWatch:
     """The watch over the ranks of a job."""
-    is_ahead = plan.device.value != "cpu"
+    is_ahead = plan.devices.device.value != "cpu"
     return HangWatch(job.hang, steps_ahead=job.logging.every if is_ahead else 1)
 
 

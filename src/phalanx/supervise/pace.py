@@ -19,7 +19,7 @@ class PaceMeter:
 
     def __init__(self, plan: Plan) -> None:
         self._alone = [part.name.lower() for part in comparable_parts(plan)]
-        self._every_s = max(_EVERY_S, plan.ranks.value / _RANKS_PER_S)
+        self._every_s = max(_EVERY_S, plan.devices.ranks.value / _RANKS_PER_S)
         self._before: dict[int, Beat] = {}
         self._since: float | None = None
         self._wait_s = _FIRST_S

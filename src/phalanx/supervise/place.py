@@ -100,7 +100,7 @@ class ThisMachine:
         return RankGroup(
             self._launcher,
             run.path,
-            ranks=plan.ranks.value,
+            ranks=plan.devices.ranks.value,
             attempt=attempt,
             env=rank_environment(run, plan),
         )

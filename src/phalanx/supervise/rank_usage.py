@@ -39,6 +39,6 @@ def _driver_numbers(run: RunDirectory, plan: Plan) -> list[int]:
     try:
         machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
-        return plan.gpus.value
+        return plan.devices.gpus.value
     numbers = {gpu.cuda_index: gpu.index for gpu in machine.visible_gpus}
-    return [numbers.get(gpu, gpu) for gpu in plan.gpus.value]
+    return [numbers.get(gpu, gpu) for gpu in plan.devices.gpus.value]

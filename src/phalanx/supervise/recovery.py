@@ -59,10 +59,7 @@ def find_memory_failure(seen: Iterable[Event]) -> Event | None:
 
 
 def revise_plan(plan: Plan, failure: Event) -> Revision | None:
-    """The plan that needs less memory where it ran out; None when there is none, or when the ranks
-    were to measure this one."""
-    if plan.measured_micro_batches is not None:
-        return None
+    """The plan that needs less memory where it ran out; None when there is none."""
     memory, phase, step = failure.data["memory"], failure.data["phase"], failure.data["step"]
     said = failure.data["reason"]
     tried, idle = memory["tried_bytes"], memory["idle_bytes"]
@@ -84,7 +81,7 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
         return revision_between(
             plan, revised, f"{said}; {why_not_smaller(plan)}; no bit changes", step
         )
-    kept = f"the global batch stays {plan.global_batch_size.value}"
+    kept = f"the global batch stays {plan.batch.global_batch_size.value}"
     return revision_between(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
 
 
@@ -94,17 +91,18 @@ def without_rung(plan: Plan, dropped: Event) -> Revision:
     return revision_between(plan, drop_rung(plan, rung, reason), reason, None)
 
 
-def does_not_fit(plan: Plan, failure: Event) -> Finding:
+def does_not_fit(plan: Plan, failure: Event, *, is_fp64_needed: bool = False) -> Finding:
     """Why no smaller plan is left, and what would help."""
     phase = failure.data["phase"]
     if phase == "start":
         what = "the model does not fit, before any micro-batch"
     elif phase == "evaluate":
-        what = f"an evaluation of {plan.evaluate_batch_size.value} sample at a time does not fit"
+        size = plan.evaluation.evaluate_batch_size.value
+        what = f"an evaluation of {size} sample at a time does not fit"
     else:
-        size = plan.batch.largest_slot
+        size = plan.micro_batches.largest_slot
         what = f"a micro-batch of {size} sample{'s' if size > 1 else ''} does not fit"
-    asked = plan.shrunk.get("micro_batch_size")
+    asked = plan.history.shrunk.get("micro_batch_size")
     before = f"; the micro-batch was {asked} at first" if asked is not None else ""
     if phase not in ("start", "evaluate"):
         before += f"; {why_not_smaller(plan)}"
@@ -112,10 +110,10 @@ def does_not_fit(plan: Plan, failure: Event) -> Finding:
     return Finding(
         slug="does-not-fit",
         what=f"{what}: {failure.data['reason']}",
-        why=f"predicted on each rank in {plan.precision.value}: {parts}"
+        why=f"predicted on each rank in {plan.numerics.precision.value}: {parts}"
         f"{'' if parts.activations is not None else ' + activations, which are not known'}; "
         f"{format_bytes(parts.state)} of it whatever the micro-batch{before}",
-        fix="; ".join(what_would_fit(plan)),
+        fix="; ".join(what_would_fit(plan, is_fp64_needed=is_fp64_needed)),
     )
 
 
@@ -125,10 +123,14 @@ def revision_between(old: Plan, new: Plan, reason: str, step: int | None) -> Rev
 
 
 def _what_differs(plan: Plan) -> str:
-    if plan.determinism.value == "exact":
+    if plan.numerics.determinism.value == "exact":
         return "the bits are from here on those of a run with the new micro-batch"
-    if plan.has_batchnorm:
-        where = "the micro-batches of a round" if plan.sync_batchnorm.value else "a micro-batch"
+    if plan.numerics.has_batchnorm:
+        where = (
+            "the micro-batches of a round"
+            if plan.numerics.sync_batchnorm.value
+            else "a micro-batch"
+        )
         return (
             f"BatchNorm takes its statistics over {where} and dropout is drawn per micro-batch, "
             "so the curve changes slightly"

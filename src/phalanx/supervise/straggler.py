@@ -56,7 +56,7 @@ class StragglerWatch:
 
     def look(self, beats: Mapping[int, Beat], now: float) -> list[Finding]:
         """What is to be said, by what was heard of all ranks last."""
-        if len(beats) < max(2, self._plan.ranks.value):
+        if len(beats) < max(2, self._plan.devices.ranks.value):
             return []
         if any(beat.phase in (Phase.START, Phase.COMPILE) for beat in beats.values()):
             self._begun = None
@@ -103,12 +103,12 @@ class StragglerWatch:
 
     def _fair_factor(self, rank: int, step: int) -> float:
         """How much more than the others this rank was given: slots do not always divide evenly."""
-        plan, world = self._plan, self._plan.ranks.value
+        plan, world = self._plan, self._plan.devices.ranks.value
         steps = range(max(0, step - _SHARES_LOOKED_AT), step) or range(1)
         slots, samples = [0] * world, [0] * world
         for number in steps:
             for other in range(world):
-                mine = plan.batch.share_of(number, other, world).slots
+                mine = plan.micro_batches.share_of(number, other, world).slots
                 slots[other] += len(mine)
                 samples[other] += sum(slot.stop - slot.start for slot in mine)
         factors = [1.0]
@@ -120,8 +120,8 @@ class StragglerWatch:
 
 def comparable_parts(plan: Plan) -> list[Part]:
     """What a rank does without waiting for another one, and is done when it says so."""
-    waits = plan.sync_batchnorm.value or facts_of(plan.strategy.value).is_lockstep
-    if waits or plan.device.value != "cpu":
+    waits = plan.numerics.sync_batchnorm.value or facts_of(plan.parallel.strategy.value).is_lockstep
+    if waits or plan.devices.device.value != "cpu":
         return [Part.DATA]
     return [Part.DATA, Part.FORWARD, Part.UPDATE]
 

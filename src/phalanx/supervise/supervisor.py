@@ -17,6 +17,7 @@ from phalanx.prepare.validated_before import keep_comparison
 from phalanx.run.attempt import Attempt, claim_attempt, read_attempt
 from phalanx.run.directory import RunDirectory
 from phalanx.run.events import Event, EventReader, EventWriter
+from phalanx.run.purpose import Measure, Record, read_purpose
 from phalanx.run.sinks.process import SinkSettings
 from phalanx.supervise import outcomes
 from phalanx.supervise.hang import HangWatch, Hung, hang_event, hang_finding, write_hang
@@ -62,6 +63,7 @@ class Supervisor:
         for this machine."""
         self._run = run
         self._plan = plan
+        self._purpose = read_purpose(run)
         self._launcher = launcher
         self._max_restarts = max_restarts
         self._sink_settings = sinks
@@ -102,7 +104,7 @@ class Supervisor:
         attempt, restarts = self._first, 0
         saved_before: int | None = None
         while True:
-            ranks = self._plan.ranks.value
+            ranks = self._plan.devices.ranks.value
             if attempt != events.attempt:
                 events.begin(self._claim(attempt))
             events.write("attempt", ranks=ranks, revision=self._plan.revision)
@@ -155,7 +157,7 @@ class Supervisor:
     def _follow(self, group: Ranks, reader: EventReader, events: EventWriter) -> list[Event]:
         """Pass events on until the ranks are gone; returns how they ended."""
         ends: list[Event] = []
-        writers = {f"rank-{rank}" for rank in range(self._plan.ranks.value)}
+        writers = {f"rank-{rank}" for rank in range(self._plan.devices.ranks.value)}
         forwarded = 0
         gone_s: float | None = None
         usage, step = RankUsage(self._run, self._plan), None
@@ -220,7 +222,9 @@ class Supervisor:
     def _is_late(self, group: Ranks, ends: list[Event], gone_s: float) -> bool:
         """Whether ranks of another node have ended in order, and what they wrote is still to be
         seen here."""
-        is_missing = len(ends) < self._plan.ranks.value and not group.deaths and not group.error
+        is_missing = (
+            len(ends) < self._plan.devices.ranks.value and not group.deaths and not group.error
+        )
         waited_s = time.monotonic() - gone_s
         return not self._place.is_local and is_missing and waited_s < _EVENTS_LAG_S
 
@@ -241,11 +245,16 @@ class Supervisor:
         failure = find_memory_failure(ends)
         if failure is None or self._asked or not self._launcher.can_restart:
             return False
-        revision = revise_plan(self._plan, failure)
+        revision = self._revision_after(failure)
         if revision is None:
             return False
         self._change(revision, events)
         return True
+
+    def _revision_after(self, failure: Event) -> Revision | None:
+        """The plan that needs less memory; None where this very plan is to be measured."""
+        is_measured = isinstance(self._purpose, Measure)
+        return None if is_measured else revise_plan(self._plan, failure)
 
     def _get_over_loss(self, events: EventWriter) -> bool:
         """Return True if the run can continue after machines were lost."""
@@ -275,7 +284,7 @@ class Supervisor:
         if killed is not None:
             return outcomes.killed(self._run, killed), True
         failed = outcomes.first_failure(ends)
-        gone = outcomes.left_in_silence(ends, group.deaths, self._plan.ranks.value)
+        gone = outcomes.left_in_silence(ends, group.deaths, self._plan.devices.ranks.value)
         if gone is not None and (failed is None or failed.data.get("from_outside")):
             return outcomes.left(self._run, gone), False
         if failed is not None:
@@ -294,7 +303,8 @@ class Supervisor:
 
     def _out_of_memory(self, failure: Event) -> Outcome:
         outcome = outcomes.from_event(failure)
-        if revise_plan(self._plan, failure) is not None:  # tried next, unless a signal came
+        if self._revision_after(failure) is not None:  # tried next, unless a signal came
             return outcome
-        finding = does_not_fit(self._plan, failure)
+        is_recorded = isinstance(self._purpose, Record)
+        finding = does_not_fit(self._plan, failure, is_fp64_needed=is_recorded)
         return replace(outcome, reason=finding.what, findings=[finding])

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from phalanx.codec import to_json
 from phalanx.engine.data.array_feed import is_gathered
 from phalanx.engine.data.fetch_time import fetch_seconds, fetch_time
 from phalanx.engine.data.fingerprint import fingerprint_data
@@ -47,7 +48,7 @@ def run_trace(request_file: Path, result_file: Path) -> None:
         is_evaluation=request.get("is_evaluation", False),
     )
     answer = {
-        "trace": trace.to_json() if trace else None,
+        "trace": to_json(trace) if trace else None,
         "findings": [finding.to_json() for finding in findings],
     }
     result_file.write_text(json.dumps(answer), encoding="utf-8")

@@ -22,6 +22,7 @@ from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import run_folder
 from phalanx.run.event_kinds import DeviceMeasured, Measuring, Outcome, SizeMeasured, to_fields
 from phalanx.run.events import Event
+from phalanx.run.purpose import Measure
 from phalanx.verbs.short_run import ShortRun, run_short
 
 _ANY_JOB = "digits"  # ranks need a plan; of this one's nothing is run
@@ -55,10 +56,10 @@ class Bench:
         plan, fastest = self.plan, self.fastest
         job = {
             "recipe": self.recipe,
-            "ranks": plan.ranks.value,
-            "device": plan.device.value,
-            "strategy": plan.strategy.value,
-            "precision": plan.precision.value,
+            "ranks": plan.devices.ranks.value,
+            "device": plan.devices.device.value,
+            "strategy": plan.parallel.strategy.value,
+            "precision": plan.numerics.precision.value,
             "measured": [
                 {
                     **to_json(measured),
@@ -69,15 +70,15 @@ class Bench:
             "predicted": [
                 {
                     "micro_batch": micro_batch,
-                    "step_s": made.step_s.value,
-                    "forecast": made.forecast.to_json() if made.forecast is not None else None,
-                    "allocated_bytes": made.memory_bytes.value,
-                    "process_bytes": made.process_bytes.value,
+                    "step_s": made.predicted.step_s.value,
+                    "forecast": to_json(made.predicted.forecast),
+                    "allocated_bytes": made.predicted.memory_bytes.value,
+                    "process_bytes": made.predicted.process_bytes.value,
                 }
                 for micro_batch, made in self.predicted.items()
             ],
             "fastest_micro_batch": fastest.micro_batch if fastest else None,
-            "bottleneck": self.bottleneck.to_json() if self.bottleneck else None,
+            "bottleneck": to_json(self.bottleneck),
         }
         return {
             "calibration": to_json(self.calibration),
@@ -116,8 +117,14 @@ def _bench(
         _check_samples(prepared.plan, asked)
     heard = _Listener(say)
     with run_folder("bench") as folder:
-        measured = replace(prepared, plan=replace(prepared.plan, measured_micro_batches=asked))
-        done = run_short(measured, folder, "bench", launcher=launcher, on_event=heard.take)
+        done = run_short(
+            prepared,
+            folder,
+            "bench",
+            launcher=launcher,
+            purpose=Measure(tuple(asked)),
+            on_event=heard.take,
+        )
         heard.judge(done, asked)
     assert heard.calibration is not None  # written before anything else was measured
     steps = [measured.step for measured in heard.measured if measured.step is not None]
@@ -164,7 +171,7 @@ def _check_request(source: Source | None, micro_batches: Sequence[int]) -> None:
 def _check_samples(plan: Plan, asked: list[int]) -> None:
     if any(plan_at(plan, micro) is not None for micro in asked):
         return
-    ranks, samples = plan.ranks.value, plan.num_samples.value
+    ranks, samples = plan.devices.ranks.value, plan.batch.num_samples.value
     raise UserError(
         Finding(
             slug="bench-samples",
@@ -179,19 +186,19 @@ def _check_samples(plan: Plan, asked: list[int]) -> None:
 def _predict(prepared: Prepared, micro_batch: int) -> Plan:
     """What the planner says of the job at this micro-batch, with what was known before."""
     plan = prepared.plan
-    word = "on" if plan.activation_checkpointing.value else "off"
+    word = "on" if plan.execution.activation_checkpointing.value else "off"
     job = prepared.job.model_copy(
         update={
             "micro_batch_size": micro_batch,
-            "global_batch_size": micro_batch * plan.ranks.value,
+            "global_batch_size": micro_batch * plan.devices.ranks.value,
             "batch_per_gpu": None,
             "gradient_accumulation": None,
             "activation_checkpointing": word,
-            "strategy": plan.strategy.value,
-            "precision": plan.precision.value,
-            "compile": plan.compile.value,
-            "channels_last": plan.channels_last.value,
-            "cuda_graph": plan.cuda_graph.value,
+            "strategy": plan.parallel.strategy.value,
+            "precision": plan.numerics.precision.value,
+            "compile": plan.execution.compile.value,
+            "channels_last": plan.execution.channels_last.value,
+            "cuda_graph": plan.execution.cuda_graph.value,
         }
     )
     made, _ = solve_plan(job, prepared.machine, prepared.trace, calibration=prepared.calibration)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from phalanx.errors import Finding, UserError
 from phalanx.job import Override
 from phalanx.prepare.engine_child import require_answer
 from phalanx.prepare.trained_model import Trained, Which, find_trained
-from phalanx.run.event_kinds import TaskResult
+from phalanx.recipe.benchmarking import BenchmarkSettings, TaskResult
+from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion
+from phalanx.run.event_kinds import BenchmarkTask
 from phalanx.verbs.evaluate import Evaluated, Say, record_in_run
 
 _TIMEOUT_S = 24 * 3600.0  # simulators take their time
@@ -59,13 +61,14 @@ def benchmark_trained(
     answer, findings = require_answer(
         "benchmark",
         _question(trained, benchmark, overrides),
+        BenchmarkAnswer,
         timeout_s=_TIMEOUT_S,
         silent=partial(_silent, benchmark),
         notes=[*trained.findings, *trained.changes()],
         uses_gpu=True,
         say=say,
     )
-    tasks = [_task(record) for record in answer["tasks"]]
+    tasks = [_task(result) for result in answer.tasks]
     done = Evaluated(
         title=trained.title,
         file=trained.file,
@@ -74,19 +77,19 @@ def benchmark_trained(
         weights=trained.weights,
         metrics=_overall(tasks),
         samples=None,
-        seconds=round(answer["seconds"], 6),
-        where=answer["device"],
-        benchmark=answer["benchmark"],
+        seconds=round(answer.seconds, 6),
+        where=answer.device,
+        benchmark=answer.benchmark,
         tasks=tasks,
         baselines={
-            name: [_task(record) for record in records]
-            for name, records in answer["baselines"].items()
+            name: [_task(result) for result in results]
+            for name, results in answer.baselines.items()
         },
-        media=[Path(film["path"]) for film in answer["media"]],
+        media=[film.path for film in answer.media],
         run=trained.run.path if trained.run is not None else None,
         findings=findings,
     )
-    return record_in_run(trained, done, answer["media"])
+    return record_in_run(trained, done, [film._asdict() for film in answer.media])
 
 
 def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:
@@ -102,36 +105,35 @@ def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:
 
 def _question(
     trained: Trained, benchmark: Benchmark, overrides: Sequence[Override | str]
-) -> dict[str, Any]:
+) -> BenchmarkQuestion:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "recipe": trained.job.recipe,
-        "options": trained.job.options,
-        "file": str(trained.file),
-        "benchmark": benchmark.name,
-        "flags": benchmark.flags,
-        "video": str(benchmark.video.absolute()) if benchmark.video is not None else None,
-        "device": _device(trained, overrides),
-        "settings": {
-            "tasks": benchmark.tasks,
-            "episodes": benchmark.episodes,
-            "max_steps": benchmark.max_steps,
-            "horizon": benchmark.horizon,
-            "video": benchmark.video is not None,
-            "seed": benchmark.seed if benchmark.seed is not None else trained.job.seed,
-            "workers": benchmark.workers or cores or 1,
-        },
-    }
-
-
-def _task(record: dict[str, Any]) -> TaskResult:
-    low, high = wilson_interval(record["successes"], record["episodes"])
-    return TaskResult(
-        record["task"], record["successes"], record["episodes"], low, high, record["figures"]
+    return BenchmarkQuestion(
+        recipe=trained.job.recipe,
+        options=trained.job.options,
+        file=trained.file,
+        benchmark=benchmark.name,
+        flags=benchmark.flags,
+        video=benchmark.video.absolute() if benchmark.video is not None else None,
+        device=_device(trained, overrides),
+        settings=BenchmarkSettings(
+            tasks=benchmark.tasks,
+            episodes=benchmark.episodes,
+            max_steps=benchmark.max_steps,
+            horizon=benchmark.horizon,
+            video=benchmark.video is not None,
+            seed=benchmark.seed if benchmark.seed is not None else trained.job.seed,
+            workers=benchmark.workers or cores or 1,
+        ),
     )
 
 
-def _overall(tasks: list[TaskResult]) -> dict[str, float]:
+def _task(result: TaskResult) -> BenchmarkTask:
+    task, successes, episodes, figures = result
+    low, high = wilson_interval(successes, episodes)
+    return BenchmarkTask(task, successes, episodes, low, high, dict(figures))
+
+
+def _overall(tasks: list[BenchmarkTask]) -> dict[str, float]:
     """Success over all episodes, and the mean over the tasks of each other figure."""
     episodes = sum(task.episodes for task in tasks)
     if not episodes:

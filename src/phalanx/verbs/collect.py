@@ -11,6 +11,7 @@ from phalanx.errors import Finding, UserError
 from phalanx.job.load import parse_override
 from phalanx.prepare.engine_child import require_answer
 from phalanx.recipe.loading import absolute_spec
+from phalanx.recipe.questions import CollectAnswer, CollectQuestion
 
 _SILENT_S = 3600.0  # without any progress
 
@@ -34,15 +35,21 @@ def collect_data(
     if out is not None and out.exists():
         raise UserError(_exists(recipe, out))
     given = [parse_override(text) for text in settings]
-    asked = {
-        "recipe": absolute_spec(recipe),
-        "settings": {override.key: override.value for override in given},
-        "out": str(out.absolute()) if out is not None else None,
-    }
-    answer, _ = require_answer(
-        "collect", asked, timeout_s=_SILENT_S, silent=partial(_silent, recipe), say=say
+    asked = CollectQuestion(
+        recipe=absolute_spec(recipe),
+        settings={override.key: override.value for override in given},
+        out=out.absolute() if out is not None else None,
     )
-    return Collection(Path(answer["path"]), answer["said"])
+    answer, _ = require_answer(
+        "collect",
+        asked,
+        CollectAnswer,
+        timeout_s=_SILENT_S,
+        silent=partial(_silent, recipe),
+        say=say,
+    )
+    assert answer.path is not None  # there is a Finding otherwise
+    return Collection(answer.path, answer.said)
 
 
 def _exists(recipe: str, out: Path) -> Finding:

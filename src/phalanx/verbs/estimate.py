@@ -126,7 +126,7 @@ def estimate_job(
     machine = prepared.machine
     if gpus is not None and other is None and machine.accelerator != "cuda":
         raise UserError(_which_gpu(gpus, machine))
-    ranks = gpus or prepared.plan.ranks.value
+    ranks = gpus or prepared.plan.devices.ranks.value
     found = _estimate(prepared, ranks, step_time, steps)
     return replace(found, price=price), prepared.findings
 
@@ -138,25 +138,27 @@ def _estimate(
     plan, _ = solve_plan(
         scaled.job, scaled.machine, prepared.trace, calibration=prepared.calibration
     )
-    forecast, speedup = plan.forecast, plan.speedup.value
+    forecast, speedup = plan.predicted.forecast, plan.predicted.speedup.value
     if forecast is None and step_time is None:
         raise UserError(_unpredicted(prepared))
     # A step of one GPU has the batch of one GPU where the job states the batch per GPU.
     alone = on_ranks(prepared.job, prepared.machine, 1)
     one, _ = solve_plan(alone.job, alone.machine, prepared.trace, calibration=prepared.calibration)
-    share = plan.global_batch_size.value / one.global_batch_size.value
+    share = plan.batch.global_batch_size.value / one.batch.global_batch_size.value
     if step_time is None:
-        assert forecast is not None and one.forecast is not None
-        one_s, step_s, spread = one.forecast.step_s, forecast.step_s, forecast.spread
-        source = plan.step_s.reason
+        assert forecast is not None and one.predicted.forecast is not None
+        one_s, step_s, spread = one.predicted.forecast.step_s, forecast.step_s, forecast.spread
+        source = plan.predicted.step_s.reason
     else:
         one_s, step_s, spread = step_time, step_time * share / speedup, _STATED_SPREAD
         source = f"--step-time {step_time:g}"
         if forecast is not None and ranks > 1:
-            step_s, spread = _from_stated(plan, forecast, step_time, one.global_batch_size.value)
+            step_s, spread = _from_stated(
+                plan, forecast, step_time, one.batch.global_batch_size.value
+            )
             speedup = share * step_time / step_s
-            source += f", shared out; beside it: {plan.step_s.reason}"
-    epochs = plan.total_steps.value / plan.steps_per_epoch.value
+            source += f", shared out; beside it: {plan.predicted.step_s.reason}"
+    epochs = plan.batch.total_steps.value / plan.batch.steps_per_epoch.value
     energy = forecast.energy_kwh if forecast is not None else None
     if energy is not None and forecast is not None:
         energy *= step_s / forecast.step_s
@@ -164,13 +166,13 @@ def _estimate(
         recipe=prepared.job.recipe,
         machine=scaled.machine.title,
         ranks=ranks,
-        num_samples=plan.num_samples.value,
+        num_samples=plan.batch.num_samples.value,
         epochs=epochs,
-        global_batch_size=plan.global_batch_size.value,
-        micro_batch_size=plan.micro_batch_size.value,
-        strategy=plan.strategy.value,
-        steps_per_epoch=plan.steps_per_epoch.value,
-        total_steps=plan.total_steps.value,
+        global_batch_size=plan.batch.global_batch_size.value,
+        micro_batch_size=plan.batch.micro_batch_size.value,
+        strategy=plan.parallel.strategy.value,
+        steps_per_epoch=plan.batch.steps_per_epoch.value,
+        total_steps=plan.batch.total_steps.value,
         step_s=step_s,
         one_step_s=one_s,
         speedup=speedup,
@@ -178,7 +180,7 @@ def _estimate(
         energy_kwh=energy,
         bottleneck=forecast.bottleneck if forecast is not None else "unknown",
         source=source,
-        device=plan.device.value,
+        device=plan.devices.device.value,
         saved=[Saved(count, count * one_s * share, count * step_s) for count in steps],
     )
 
@@ -190,7 +192,8 @@ def _from_stated(
     much for each sample of the busiest rank, and never less than the host takes to start the
     operators; what ranks lose to each other is as predicted."""
     busiest = min(
-        plan.global_batch_size.value, plan.accumulation.value * plan.micro_batch_size.value
+        plan.batch.global_batch_size.value,
+        plan.batch.accumulation.value * plan.batch.micro_batch_size.value,
     )
     computing = max(step_time * busiest / samples, forecast.host_s)
     waiting = computing * forecast.waiting_s / forecast.compute_s

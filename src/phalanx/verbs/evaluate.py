@@ -22,10 +22,11 @@ from phalanx.prepare.trace import trace_recipe
 from phalanx.prepare.trained_model import Trained, Which, find_trained
 from phalanx.run import event_kinds
 from phalanx.run.directory import RunDirectory
-from phalanx.run.event_kinds import MediaWritten, ModelSample, Samples, TaskResult
+from phalanx.run.event_kinds import BenchmarkTask, MediaWritten, ModelSample, Samples
 from phalanx.run.events import EVALUATOR, Event, EventWriter
 from phalanx.run.lock import is_held
 from phalanx.run.media import write_media
+from phalanx.run.purpose import Evaluate
 from phalanx.supervise.sinks import SinkProcess, sinks_of
 from phalanx.verbs.short_run import run_short
 
@@ -57,8 +58,8 @@ class Evaluated:
     benchmark: str | None = None
     next_benchmark: str | None = None
     """Of the test split: the benchmark that the recipe wants to be run after it."""
-    tasks: list[TaskResult] = field(default_factory=list)
-    baselines: dict[str, list[TaskResult]] = field(default_factory=dict)
+    tasks: list[BenchmarkTask] = field(default_factory=list)
+    baselines: dict[str, list[BenchmarkTask]] = field(default_factory=dict)
     """How others did in the same tasks, such as an expert."""
     media: list[Path] = field(default_factory=list)
     """Pictures and films that were written."""
@@ -87,9 +88,16 @@ def evaluate_trained(
     with Launcher() as launcher, run_folder("evaluate") as folder:
         say("looking at the machine and the recipe")
         prepared, notes = _prepare(trained, overrides, folder, launcher)
-        say(f"evaluating {prepared.plan.num_test_samples.value:,} samples")
+        say(f"evaluating {prepared.plan.batch.num_test_samples.value:,} samples")
         heard = _Listener()
-        done = run_short(prepared, folder, "evaluate", launcher=launcher, on_event=heard.take)
+        done = run_short(
+            prepared,
+            folder,
+            "evaluate",
+            launcher=launcher,
+            purpose=Evaluate(str(trained.file)),
+            on_event=heard.take,
+        )
         done.raise_if_failed()
         if heard.found is None:
             raise UserError(_stopped(done.outcome.reason), exit_code=ExitCode.INTERRUPTED)
@@ -134,12 +142,11 @@ def _prepare(
     values["loader"] = {**(values.get("loader") or {}), "cache": "off"}  # samples are seen once
     ask_trace = partial(trace_recipe, launcher=launcher, is_evaluation=True)
     prepared = prepare(values, adapt=place, launcher=launcher, ask_trace=ask_trace)
-    if prepared.plan.num_test_samples.value == 0:
+    if prepared.plan.batch.num_test_samples.value == 0:
         raise UserError(_no_test_split(trained.job.recipe))
     plan = plan_evaluation(
         prepared.plan,
         prepared.job,
-        file=str(trained.file),
         trained=trained.plan,
         trained_job=trained.trained_job,
     )
@@ -188,7 +195,7 @@ def _report(
         recorded = {name: value for name, value in recorded.items() if name in metrics}
     is_same, difference = compare_recorded(metrics, recorded)
     found = [difference] if difference is not None and not trained.is_rounded else []
-    ranks, device = plan.ranks.value, plan.device.value
+    ranks, device = plan.devices.ranks.value, plan.devices.device.value
     unit = {"cuda": "GPU", "cpu": "CPU process"}.get(device, device)
     plural = "" if ranks == 1 else "es" if unit.endswith("s") else "s"
     done = Evaluated(
@@ -200,7 +207,7 @@ def _report(
         metrics=metrics,
         samples=heard.found.samples,
         seconds=heard.found.seconds,
-        where=f"{ranks} {unit}{plural}, {plan.precision.value}",
+        where=f"{ranks} {unit}{plural}, {plan.numerics.precision.value}",
         recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
         next_benchmark=None if is_onnx else prepared.trace.default_benchmark,

@@ -16,6 +16,7 @@ from phalanx.job import Override
 from phalanx.prepare.engine_child import require_answer
 from phalanx.prepare.trained_model import Trained, Weights, Which, find_trained
 from phalanx.recipe.loading import recipe_file
+from phalanx.recipe.questions import ExportAnswer, ExportQuestion
 from phalanx.run.weights_file import SCHEMA_VERSION
 from phalanx.verbs.evaluate import evaluate_trained
 
@@ -117,10 +118,15 @@ def export_trained(
             if path.is_file()
         },
         source_bytes=trained.file.stat().st_size,
-        compared={k: v for k, v in report.items() if k != "findings"} if report["samples"] else {},
+        compared=_compared(report),
         metrics=metrics,
         findings=findings,
     )
+
+
+def _compared(report: ExportAnswer) -> dict[str, Any]:
+    record = to_json(report) if report.samples else {}
+    return {name: value for name, value in record.items() if name != "findings"}
 
 
 _GRAPHS = ("onnx", "torchscript", "tensorrt")
@@ -128,22 +134,23 @@ _GRAPHS = ("onnx", "torchscript", "tensorrt")
 
 def _ask(
     trained: Trained, form: str, settings: Settings, folder: Path
-) -> tuple[dict[str, Any], list[Finding]]:
+) -> tuple[ExportAnswer, list[Finding]]:
     return require_answer(
         "export",
-        {
-            "recipe": trained.job.recipe,
-            "options": trained.job.options,
-            "file": str(trained.file),
-            "form": form,
-            "folder": str(folder.absolute()),
-            "record": _record(trained),
-            "is_half": settings.half,
-            "is_int8": settings.int8,
-            "is_dynamic": settings.dynamic,
-            "batch": settings.batch,
-            "opset": settings.opset,
-        },
+        ExportQuestion(
+            recipe=trained.job.recipe,
+            options=trained.job.options,
+            file=trained.file,
+            form=form,
+            folder=folder.absolute(),
+            record=_record(trained),
+            is_half=settings.half,
+            is_int8=settings.int8,
+            is_dynamic=settings.dynamic,
+            batch=settings.batch,
+            opset=settings.opset,
+        ),
+        ExportAnswer,
         timeout_s=_TIMEOUT_S,
         silent=partial(_silent, trained, form),
         notes=[*trained.findings, *trained.changes()],

@@ -70,18 +70,18 @@ def climb(
     with run_folder("ladder") as folder:
         alone = _on_one_rank(prepared)
         if isinstance(alone, Finding):
-            first = Rung(1, prepared.plan.device.value, 0, f"left out: {alone.what}")
+            first = Rung(1, prepared.plan.devices.device.value, 0, f"left out: {alone.what}")
         else:
             first = _try_out(alone, launcher, folder)
         on_rung(first)
-        if prepared.plan.ranks.value > 1:
+        if prepared.plan.devices.ranks.value > 1:
             on_rung(_compare(source, overrides, on_findings))
             on_rung(_try_out(prepared, launcher, folder, slower=first.samples_per_s))
 
 
 def _on_one_rank(prepared: Prepared) -> Prepared | Finding:
     """The same job on the first device; a Finding where it does not fit there."""
-    if prepared.plan.ranks.value == 1:
+    if prepared.plan.devices.ranks.value == 1:
         return prepared
     devices, _ = devices_for(prepared.job, prepared.machine, 1)
     job = prepared.job.model_copy(update={"devices": devices})
@@ -107,16 +107,18 @@ def _compare(
     )
     verdict = f"the same as on 1 rank, to {done.comparison.tolerance:g} of the norm, in float64"
     if not done.passed:
-        verdict += f", in micro-batches of {done.plan.micro_batch_size.value}; not in the plan's"
-    return Rung(_COMPARED_RANKS, done.plan.device.value, done.steps, verdict)
+        verdict += (
+            f", in micro-batches of {done.plan.batch.micro_batch_size.value}; not in the plan's"
+        )
+    return Rung(_COMPARED_RANKS, done.plan.devices.device.value, done.steps, verdict)
 
 
 def _try_out(
     prepared: Prepared, launcher: Launcher, folder: Path, slower: float | None = None
 ) -> Rung:
     """Train the first steps; `slower`: samples/s of the rung to compare with."""
-    ranks = prepared.plan.ranks.value
-    steps = min(_STEPS, prepared.plan.total_steps.value)
+    ranks = prepared.plan.devices.ranks.value
+    steps = min(_STEPS, prepared.plan.batch.total_steps.value)
     job = prepared.job.model_copy(
         update={
             "stop_after": Interval(count=steps, unit="steps"),
@@ -124,7 +126,7 @@ def _try_out(
         }
     )
     never: Decision[int | None] = Decision(None, "a rung of the ladder")
-    plan = replace(prepared.plan, evaluate_every=never)
+    plan = prepared.plan.replace(evaluate_every=never)
     seen = _Seen()
     done = run_short(
         replace(prepared, job=job, plan=plan),
@@ -138,7 +140,13 @@ def _try_out(
     if slower and rate:
         verdict += f", {rate / slower:.2f}x the samples/s of 1 rank (its first steps)"
     return Rung(
-        ranks, plan.device.value, steps, verdict, tuple(seen.losses), rate, seen.memory_bytes
+        ranks,
+        plan.devices.device.value,
+        steps,
+        verdict,
+        tuple(seen.losses),
+        rate,
+        seen.memory_bytes,
     )
 
 

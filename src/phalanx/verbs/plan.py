@@ -36,7 +36,7 @@ def plan(
 
 def ranks_table(prepared: Prepared) -> list[RanksRow]:
     """Plan the same job on other numbers of ranks."""
-    ranks = prepared.plan.ranks.value
+    ranks = prepared.plan.devices.ranks.value
     counts = counts_of(prepared.machine, ranks, is_elsewhere=prepared.is_elsewhere)
     return scaling_table(
         prepared.job, prepared.machine, prepared.trace, counts, prepared.calibration
@@ -45,6 +45,6 @@ def ranks_table(prepared: Prepared) -> list[RanksRow]:
 
 def cost_of(plan: Plan, price: float | None) -> float | None:
     """Return what the job costs at a price per GPU and hour."""
-    if price is None or plan.forecast is None:
+    if price is None or plan.predicted.forecast is None:
         return None
-    return round(plan.forecast.gpu_hours * price, 2)
+    return round(plan.predicted.forecast.gpu_hours * price, 2)

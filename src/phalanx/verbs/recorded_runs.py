@@ -17,6 +17,7 @@ from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.purpose import Record
 from phalanx.supervise.hang import watch_for
 from phalanx.supervise.outcomes import Outcome
 from phalanx.verbs.short_run import run_short
@@ -58,9 +59,9 @@ class RecordedRuns:
             for side in (one, many):
                 recording, plan = self._run(side, name)
                 recordings.append(recording)
-                if plan.batch != side.plan.batch:
+                if plan.micro_batches != side.plan.micro_batches:
                     self._forget()
-                    cut = plan.micro_batch_size
+                    cut = plan.batch.micro_batch_size
                     one, many = (_in_proportion(s, cut, side.micro) for s in (one, many))
                     break
             else:
@@ -68,7 +69,7 @@ class RecordedRuns:
                 return recordings[0], recordings[1]
 
     def _run(self, side: Side, suffix: str) -> tuple[Recording, Plan]:
-        ranks = side.plan.ranks.value
+        ranks = side.plan.devices.ranks.value
         name = run_name(ranks, suffix)
         self._say(f"training {self._steps} steps on {run_name(ranks, '').replace('-', ' ')}")
         done = run_short(
@@ -76,6 +77,7 @@ class RecordedRuns:
             self._folder,
             name,
             launcher=self._launcher,
+            purpose=Record(side.has_dropout),
             max_restarts=side.job.max_restarts,
             watch=watch_for(side.job, side.plan),
         )

@@ -15,6 +15,7 @@ from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
 from phalanx.run.event_kinds import FindingMade
 from phalanx.run.events import Event
+from phalanx.run.purpose import TRAIN, Purpose
 from phalanx.supervise.hang import HangWatch
 from phalanx.supervise.outcomes import Outcome
 from phalanx.supervise.supervisor import Supervisor
@@ -41,6 +42,7 @@ def run_short(
     name: str,
     *,
     launcher: Launcher,
+    purpose: Purpose = TRAIN,
     on_event: Callable[[Event], None] = lambda event: None,
     max_restarts: int = 0,
     watch: HangWatch | None = None,
@@ -56,7 +58,7 @@ def run_short(
                 findings.append(finding)
         on_event(event)
 
-    with open_run(replace(prepared, job=job, run=None, findings=[])) as run:
+    with open_run(replace(prepared, job=job, run=None, findings=[]), purpose=purpose) as run:
         outcome = Supervisor(
             run,
             prepared.plan,

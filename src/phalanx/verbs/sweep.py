@@ -118,7 +118,7 @@ def sweep(
         except UserError as error:
             rows.append(SweepRow(value, None, None, error.findings))
         else:
-            rows.append(SweepRow(value, done.plan, done.plan.device_bytes, done.findings))
+            rows.append(SweepRow(value, done.plan, done.plan.devices.device_bytes, done.findings))
     return rows
 
 

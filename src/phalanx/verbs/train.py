@@ -219,7 +219,7 @@ def run_prepared(
         prepared = replace(again, plan=replace(again.plan, revision=revision), run=run)
     best = None
     if figures.best is not None:
-        name = prepared.plan.metric.value
+        name = prepared.plan.evaluation.metric.value
         best = f"{name} {figures.best.metrics[name]:.4f} at step {figures.best.step}"
     is_idle = outcome.status == "finished" and figures.num_steps == 0
     return Result(

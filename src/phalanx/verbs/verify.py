@@ -81,13 +81,13 @@ class Verification:
         return {
             "passed": self.passed,
             "recipe": self.recipe,
-            "ranks": plan.ranks.value,
+            "ranks": plan.devices.ranks.value,
             "steps": self.steps,
-            "device": plan.device.value,
-            "strategy": plan.strategy.value,
-            "precision": plan.precision.value,
-            "global_batch_size": plan.global_batch_size.value,
-            "micro_batch_size": plan.micro_batch_size.value,
+            "device": plan.devices.device.value,
+            "strategy": plan.parallel.strategy.value,
+            "precision": plan.numerics.precision.value,
+            "global_batch_size": plan.batch.global_batch_size.value,
+            "micro_batch_size": plan.batch.micro_batch_size.value,
             **self.comparison.to_json(),
             "planned": self.planned.to_json() if self.planned is not None else None,
             "findings": to_json(self.findings),
@@ -113,7 +113,7 @@ def verify_job(
         prepared, precision, notes = _prepare(
             source, overrides, ranks=ranks, steps=steps, launcher=launcher
         )
-        steps = min(steps, prepared.plan.total_steps.value)
+        steps = min(steps, prepared.plan.batch.total_steps.value)
         one, many, found = comparable_sides(
             prepared.job, prepared.machine, prepared.trace, prepared.plan, steps=steps
         )
@@ -165,7 +165,7 @@ def _compare_planned(
         is_open = not (cuts.is_synced or prepared.trace.own_batchnorms)
         if not is_open or prepared.job.determinism == "exact" or synced is None:
             return None
-        if any(side.plan.accumulation.value > 1 for side in synced):
+        if any(side.plan.batch.accumulation.value > 1 for side in synced):
             return None
         recordings = runs.record(*synced, name="synced")
         return compare_cuts(*recordings, tolerance, _cuts(prepared.job, *runs.sides))
@@ -182,8 +182,8 @@ def _cuts(job: Job, one: Side, many: Side) -> Cuts:
     return Cuts(
         one=one.micro,
         many=many.micro,
-        ranks=many.plan.ranks.value,
-        is_synced=many.plan.sync_batchnorm.value,
+        ranks=many.plan.devices.ranks.value,
+        is_synced=many.plan.numerics.sync_batchnorm.value,
         is_even=one.is_even and many.is_even,
         fix=fix if one.micro != many.micro else "",
     )

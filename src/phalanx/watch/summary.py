@@ -16,6 +16,7 @@ from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.event_kinds import AttemptStarted, FindingMade, Outcome, RankStarted, Step
 from phalanx.run.events import Event, parse
+from phalanx.run.plan_record import choice_in, read_plan_record
 from phalanx.run.reading import read_end, read_json
 from phalanx.watch.watched_run import is_running
 
@@ -130,13 +131,13 @@ def _mark(run: RunDirectory) -> list[Any]:
 
 def summarise(run: RunDirectory) -> Summary:
     """Read the ends of a run's files."""
-    plan = read_json(run.plan_file)
+    plan = read_plan_record(run)
     found = Summary(str(run.path), run.name, "gone")
     found.kind = "train" if plan else "launch"
     found.recipe = _recipe(run)
-    found.device = str(_value(plan, "device") or "")
-    found.metric = str(_value(plan, "metric") or "")
-    total, ranks = _value(plan, "total_steps"), _value(plan, "ranks")
+    found.device = str(choice_in(plan, "device") or "")
+    found.metric = str(choice_in(plan, "metric") or "")
+    total, ranks = choice_in(plan, "total_steps"), choice_in(plan, "ranks")
     found.total_steps = total if isinstance(total, int) else None
     found.ranks = ranks if isinstance(ranks, int) else None
     with suppress(OSError):
@@ -144,7 +145,7 @@ def summarise(run: RunDirectory) -> Summary:
     for event in _end(run.events / "rank-0.jsonl"):
         _take(found, event)
     _supervisor(run, found)
-    found.best = _best(run, found.metric, str(_value(plan, "metric_mode") or "max"))
+    found.best = _best(run, found.metric, str(choice_in(plan, "metric_mode") or "max"))
     return found
 
 
@@ -205,11 +206,6 @@ def _end(path: Path, size: int = _END) -> list[Event]:
 def _begin(path: Path) -> list[Event]:
     with path.open("rb") as file:
         return _events(file.read(2048))
-
-
-def _value(plan: dict[str, Any], name: str) -> Any:
-    choice = plan.get(name)
-    return choice.get("value") if isinstance(choice, dict) else None
 
 
 def _recipe(run: RunDirectory) -> str:

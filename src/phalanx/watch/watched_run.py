@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.run.directory import RunDirectory
 from phalanx.run.lock import is_held, read_holder
+from phalanx.run.plan_record import choice_in, without_sections
 from phalanx.run.reading import read_json
 from phalanx.watch.reader import RunReader
 from phalanx.watch.state import LOSS, RunState
@@ -55,7 +56,7 @@ class WatchedRun:
 
     @property
     def plan(self) -> dict[str, Any]:
-        return self._json(self.run.plan_file)
+        return without_sections(self._json(self.run.plan_file))
 
     @property
     def launched(self) -> dict[str, Any]:
@@ -77,8 +78,7 @@ class WatchedRun:
 
     def planned(self, name: str) -> Any:
         """A choice of the plan; None where there is none."""
-        choice = self.plan.get(name)
-        return choice.get("value") if isinstance(choice, dict) else None
+        return choice_in(self.plan, name)
 
     def planned_number(self, name: str) -> float | None:
         value = self.planned(name)

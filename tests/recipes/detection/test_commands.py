@@ -24,6 +24,6 @@ def test_the_words_that_ultralytics_has_are_understood(
     )  # fmt: skip
     assert answer.code == 0, answer.err
     plan = json.loads(answer.out)["plan"]
-    assert plan["cache"]["value"] == cache
-    assert plan["global_batch_size"]["value"] == 8
-    assert plan["total_steps"]["value"] == 6  # 24 images, 2 epochs
+    assert plan["loading"]["cache"]["value"] == cache
+    assert plan["batch"]["global_batch_size"]["value"] == 8
+    assert plan["batch"]["total_steps"]["value"] == 6  # 24 images, 2 epochs

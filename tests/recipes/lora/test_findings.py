@@ -113,10 +113,10 @@ def test_a_large_model_is_planned_from_its_config(tmp_path, rows):
     code, out, err = phalanx("plan", "lora", "model=big", f"data={rows}", *machine, cwd=tmp_path)
     assert code == 0 and "missing-weights" in err + out
     plan = json.loads(out)["plan"]
-    assert plan["parameters"]["value"] == FROZEN + LEARNING
-    assert plan["frozen_precision"]["value"] == "compute"
+    assert plan["predicted"]["parameters"]["value"] == FROZEN + LEARNING
+    assert plan["numerics"]["frozen_precision"]["value"] == "compute"
     held = 2 * FROZEN + 4 * 4 * LEARNING
-    assert held < plan["memory_bytes"]["value"] < held + 2**32
+    assert held < plan["predicted"]["memory_bytes"]["value"] < held + 2**32
 
 
 def test_weights_are_fetched_where_only_the_config_was(tmp_path, monkeypatch):
@@ -153,4 +153,4 @@ def test_a_plan_for_a_large_model_leaves_what_the_process_may_hold(tmp_path, mac
     code, out, err = phalanx("plan", "lora", *given, cwd=tmp_path)
     assert code == 0, err
     plan = json.loads(out)["plan"]
-    assert 1.15 * plan["process_bytes"]["value"] <= plan["device_bytes"]
+    assert 1.15 * plan["predicted"]["process_bytes"]["value"] <= plan["devices"]["device_bytes"]

@@ -1,7 +1,5 @@
 """The plan of an evaluation computes as training did, where it can."""
 
-from dataclasses import replace
-
 import pytest
 
 from phalanx.job.schema import Devices
@@ -20,13 +18,12 @@ def plan_on(make_job, make_trace, load_machine):
 
 
 def adapted(plan, job, trained, trained_job):
-    return plan_evaluation(plan, job, file="w", trained=trained, trained_job=trained_job)
+    return plan_evaluation(plan, job, trained=trained, trained_job=trained_job)
 
 
 def test_what_decides_about_bits_is_as_in_training(plan_on):
     job, plan = plan_on("cpu", devices={"cpu": 2})
-    trained = replace(
-        plan,
+    trained = plan.replace(
         evaluate_batch_size=Decision(7, "then"),
         compile=Decision("on", "then"),
         precision=Decision("bf16", "then"),
@@ -34,36 +31,36 @@ def test_what_decides_about_bits_is_as_in_training(plan_on):
         cuda_graph=Decision("on", "then"),
     )
     made = adapted(plan, job, trained, job)
-    assert made.evaluated == "w"
-    assert (made.evaluate_batch_size.value, made.compile.value) == (7, "on")
-    assert (made.precision.value, made.threads.value) == ("bf16", 3)
-    assert made.cuda_graph.value == "off"
-    assert made.precision.reason == "as in training"
+    assert (made.evaluation.evaluate_batch_size.value, made.execution.compile.value) == (7, "on")
+    assert (made.numerics.precision.value, made.execution.threads.value) == ("bf16", 3)
+    assert made.execution.cuda_graph.value == "off"
+    assert made.numerics.precision.reason == "as in training"
 
 
 def test_another_device_plans_for_itself_but_keeps_the_batch(plan_on):
     trained_job, trained = plan_on("8xa100")
-    trained = replace(trained, evaluate_batch_size=Decision(999, "then"))
+    trained = trained.replace(evaluate_batch_size=Decision(999, "then"))
     job, plan = plan_on("cpu", devices={"cpu": 1})
     made = adapted(plan, job, trained, trained_job)
-    assert made.evaluate_batch_size.value == 999
-    assert (made.precision, made.threads) == (plan.precision, plan.threads)
+    assert made.evaluation.evaluate_batch_size.value == 999
+    assert made.numerics.precision == plan.numerics.precision
+    assert made.execution.threads == plan.execution.threads
 
 
 def test_what_is_asked_for_now_wins(plan_on):
     trained_job, trained = plan_on("cpu", devices={"cpu": 1})
-    trained = replace(trained, evaluate_batch_size=Decision(7, "then"))
+    trained = trained.replace(evaluate_batch_size=Decision(7, "then"))
     job, plan = plan_on("cpu", devices={"cpu": 1}, precision="fp64", evaluate={"batch_size": 5})
     made = adapted(plan, job, trained, trained_job)
-    assert (made.precision.value, made.evaluate_batch_size.value) == ("fp64", 5)
+    assert (made.numerics.precision.value, made.evaluation.evaluate_batch_size.value) == ("fp64", 5)
 
 
 def test_threads_of_a_larger_machine_are_not_taken(plan_on):
     job, plan = plan_on("cpu", devices={"cpu": 2})
-    cores = plan.ranks.value * plan.threads.value
-    for threads, expected in ((cores, cores), (cores + 1, plan.threads.value)):
-        trained = replace(plan, threads=Decision(threads, "then"))
-        assert adapted(plan, job, trained, job).threads.value == expected
+    cores = plan.devices.ranks.value * plan.execution.threads.value
+    for threads, expected in ((cores, cores), (cores + 1, plan.execution.threads.value)):
+        trained = plan.replace(threads=Decision(threads, "then"))
+        assert adapted(plan, job, trained, job).execution.threads.value == expected
 
 
 @pytest.mark.parametrize(

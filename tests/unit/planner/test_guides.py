@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.codec import from_json
 from phalanx.job.load import load_job
 from phalanx.machine import parse_machine
 from phalanx.planner.scaling import scaling_table
@@ -17,7 +18,7 @@ TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 
 
 def row_of(recipe, machine, ranks, **keys):
-    trace = Trace.from_json(json.loads((TRACES / f"{recipe}.json").read_text()))
+    trace = from_json(Trace, json.loads((TRACES / f"{recipe}.json").read_text()))
     job = load_job({"recipe": "guide.py:Guide", "steps": 1000, **keys}).job
     (row,) = scaling_table(job, parse_machine(machine), trace, [ranks])
     return row

@@ -1,7 +1,5 @@
 """What may change between a stop and a resume."""
 
-from dataclasses import replace
-
 import pytest
 
 from phalanx.planner.resume import resume_findings
@@ -20,13 +18,13 @@ FREE = {
 
 
 def changed(plan, key):
-    value = plan.identity[key]
+    value = plan.history.identity[key]
     other = {**value, "extra": 1} if isinstance(value, dict) else f"{value}-other"
-    return replace(plan, identity={**plan.identity, key: other})
+    return plan.replace(identity={**plan.history.identity, key: other})
 
 
 def test_every_identity_key_is_either_fixed_or_free(solve):
-    assert set(solve()[0].identity) == FIXED | FREE
+    assert set(solve()[0].history.identity) == FIXED | FREE
 
 
 def test_the_same_plan_has_no_findings(solve):
@@ -67,12 +65,12 @@ def test_a_difference_inside_a_section_names_the_key_and_both_values(solve):
 
 def test_another_length_is_a_warning_with_both(solve):
     plan, _ = solve()
-    now = replace(plan, total_steps=Decision(plan.total_steps.value + 5, "longer"))
+    now = plan.replace(total_steps=Decision(plan.batch.total_steps.value + 5, "longer"))
     (finding,) = resume_findings(plan, now, accept_changes=False)
     assert finding.slug == "resume-length"
     assert finding.severity == "warning"
-    assert str(plan.total_steps.value) in finding.what
-    assert str(now.total_steps.value) in finding.what
+    assert str(plan.batch.total_steps.value) in finding.what
+    assert str(now.batch.total_steps.value) in finding.what
 
 
 def test_another_number_of_ranks_is_no_difference(solve):
@@ -90,7 +88,7 @@ def test_a_plan_read_back_from_its_file_is_no_difference(solve):
     read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     again, _ = solve(schedule={"warmup": "5%"}, optimizer={"betas": [0.8, 0.9]}, previous=read)
     assert resume_findings(read, again, accept_changes=False) == []
-    assert again.lr == plan.lr
+    assert again.learning.lr == plan.learning.lr
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_another_batch_asked_on_resume_is_not_ignored_in_silence(solve, keys):
     # Contract 9: a value that is ignored is a warning with the old and the new one.
     before, _ = solve(global_batch_size=64, devices={"cpu": 2})
     now, findings = solve(devices={"cpu": 2}, previous=before, **keys)
-    assert now.global_batch_size.value == 64
+    assert now.batch.global_batch_size.value == 64
     findings = [*findings, *resume_findings(before, now, accept_changes=True)]
     said = " ".join(f"{f.what} {f.why}" for f in findings)
     asked = str(next(iter(keys.values())))

@@ -1,7 +1,5 @@
 """What a plan becomes after a rank ran out of memory."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +18,7 @@ from phalanx.planner.revise import (
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.planner.schema.plan import Decision, Plan
+from tests.fixtures.plans import plan_with
 
 
 @pytest.fixture
@@ -28,9 +27,7 @@ def plan(solve):
 
 
 def shrink(plan, **values):
-    return dataclasses.replace(
-        plan, **{name: Decision(value, "test") for name, value in values.items()}
-    )
+    return plan.replace(**{name: Decision(value, "test") for name, value in values.items()})
 
 
 def test_the_micro_batch_is_halved_and_nothing_else_of_the_step_changes(plan):
@@ -40,18 +37,18 @@ def test_the_micro_batch_is_halved_and_nothing_else_of_the_step_changes(plan):
         "micro_batch_size": {"old": 8, "new": 4},
         "accumulation": {"old": 1, "new": 2},
     }
-    assert "cut from 8" in revised.micro_batch_size.reason
-    assert revised.accumulation.reason == "64 = 4 micro x 2 accumulation x 8 ranks"
-    assert revised.identity == plan.identity
+    assert "cut from 8" in revised.batch.micro_batch_size.reason
+    assert revised.batch.accumulation.reason == "64 = 4 micro x 2 accumulation x 8 ranks"
+    assert revised.history.identity == plan.history.identity
 
 
 def test_halving_ends_at_one_sample(plan):
     sizes = []
     while plan is not None:
-        sizes.append(plan.micro_batch_size.value)
+        sizes.append(plan.batch.micro_batch_size.value)
         last, plan = plan, halve_micro_batch(plan)
     assert sizes == [8, 4, 2, 1]
-    assert last.shrunk == {"micro_batch_size": 8}, "what was asked for is remembered"
+    assert last.history.shrunk == {"micro_batch_size": 8}, "what was asked for is remembered"
 
 
 @given(
@@ -64,16 +61,16 @@ def test_the_largest_micro_batch_really_shrinks(samples, total, micro, ranks):
     plan = _bare_plan(samples, total, min(micro, total), ranks)
     revised = halve_micro_batch(plan)
     if revised is None:
-        assert plan.batch.largest_slot == 1
+        assert plan.micro_batches.largest_slot == 1
     else:
-        assert revised.batch.largest_slot < plan.batch.largest_slot
-        assert revised.batch.steps_per_epoch == plan.batch.steps_per_epoch
-        assert revised.global_batch_size == plan.global_batch_size
+        assert revised.micro_batches.largest_slot < plan.micro_batches.largest_slot
+        assert revised.micro_batches.steps_per_epoch == plan.micro_batches.steps_per_epoch
+        assert revised.micro_batches.global_batch_size == plan.micro_batches.global_batch_size
 
 
 def test_a_half_that_leaves_the_largest_as_it_is_is_halved_again():
     plan = _bare_plan(100, 10, 9, 1)  # 5, 5
-    assert halve_micro_batch(plan).micro_batch_size.value == 3  # not 5: that gives 5, 5 again
+    assert halve_micro_batch(plan).batch.micro_batch_size.value == 3  # not 5: that gives 5, 5 again
 
 
 def test_the_last_step_of_an_epoch_may_hold_the_largest():
@@ -85,7 +82,7 @@ def test_the_evaluation_batch_is_halved_on_its_own(plan):
     assert changes_between(plan, revised) == {"evaluate_batch_size": {"old": 8, "new": 4}}
     assert halve_evaluate_batch(shrink(plan, evaluate_batch_size=1)) is None
     few = shrink(plan, num_test_samples=3, evaluate_batch_size=100)
-    assert halve_evaluate_batch(few).evaluate_batch_size.value == 2
+    assert halve_evaluate_batch(few).evaluation.evaluate_batch_size.value == 2
 
 
 def test_the_allocator_is_changed_once_and_only_on_cuda(plan, solve):
@@ -105,8 +102,9 @@ def test_a_revised_plan_survives_its_file(plan):
 
 def test_a_plan_of_an_earlier_version_has_defaults(plan):
     record = plan.to_json()
-    del record["shrunk"], record["has_batchnorm"]
-    assert (Plan.from_json(record).shrunk, Plan.from_json(record).has_batchnorm) == ({}, False)
+    del record["history"]["shrunk"], record["numerics"]["has_batchnorm"]
+    read = Plan.from_json(record)
+    assert (read.history.shrunk, read.numerics.has_batchnorm) == ({}, False)
 
 
 def test_resume_keeps_what_was_cut(solve):
@@ -115,15 +113,15 @@ def test_resume_keeps_what_was_cut(solve):
     cut = grow_segments(halve_evaluate_batch(halve_micro_batch(first)), {})
     again = solve("8xa100", previous=cut, **keys)[0]
     assert changes_between(cut, again) == {}
-    assert again.shrunk == {"micro_batch_size": 8, "evaluate_batch_size": 16}
+    assert again.history.shrunk == {"micro_batch_size": 8, "evaluate_batch_size": 16}
     other = solve("8xa100", previous=cut, micro_batch_size=8, evaluate={"batch_size": 12})[0]
-    assert other.evaluate_batch_size.value == 12, "asked for anew"
+    assert other.evaluation.evaluate_batch_size.value == 12, "asked for anew"
 
 
 def test_resume_on_more_ranks_never_takes_a_larger_micro_batch(solve):
     first = solve("2x4090", micro_batch_size=64)[0]
     cut = halve_micro_batch(first)  # 2 micro-batches of 32
-    assert solve("8xa100", micro_batch_size=64, previous=cut)[0].micro_batch_size.value == 32
+    assert solve("8xa100", micro_batch_size=64, previous=cut)[0].batch.micro_batch_size.value == 32
 
 
 def test_what_would_help_depends_on_the_plan(solve):
@@ -166,17 +164,19 @@ CUBLAS = 2 * (8 * 2**20 + 128 * 2**10)
 def test_checkpointing_is_turned_on_where_the_job_leaves_it_open(solve):
     more = CUBLAS + 4  # and AdamW's count of steps
     plan = solve("8xa100", trace=LARGE, micro_batch_size=4)[0]
-    assert plan.activation_checkpointing.value is False
+    assert plan.execution.activation_checkpointing.value is False
     revised = recompute_activations(plan)
     assert changes_between(plan, revised) == {
         "activation_checkpointing": {"old": False, "new": True},
         "memory_bytes": {"old": 19 * GIB + more, "new": 16 * GIB + GIB // 2 + more},
     }
     assert Plan.from_json(revised.to_json()) == revised
-    assert revised.forecast is None and revised.step_s.value is None, "of another plan"
+    assert revised.predicted.forecast is None and revised.predicted.step_s.value is None, (
+        "of another plan"
+    )
     assert recompute_activations(revised) is None
     again = solve("8xa100", trace=LARGE, micro_batch_size=4, previous=revised)[0]
-    assert again.activation_checkpointing.value is True, "resume keeps it"
+    assert again.execution.activation_checkpointing.value is True, "resume keeps it"
     for keys in ({"activation_checkpointing": "off"}, {"trace": {"num_blocks": 0}}):
         assert recompute_activations(solve("8xa100", **{"trace": LARGE, **keys})[0]) is None
 
@@ -195,7 +195,7 @@ def test_batchnorm_keeps_two_samples(solve, total, micro, sizes):
     plan = solve("1xt4", global_batch_size=total, micro_batch_size=micro, trace=trace)[0]
     found = []
     while plan is not None:
-        found.append(plan.micro_batch_size.value)
+        found.append(plan.batch.micro_batch_size.value)
         last, plan = plan, halve_micro_batch(plan)
     assert found == sizes
     assert ("BatchNorm" in why_not_smaller(last)) is (sizes[-1] > 1)
@@ -203,13 +203,6 @@ def test_batchnorm_keeps_two_samples(solve, total, micro, sizes):
 
 def _bare_plan(samples, total, micro, ranks):
     """Only what the arithmetic looks at."""
-    names = [f.name for f in dataclasses.fields(Plan) if f.default is dataclasses.MISSING]
-    values = {
-        "num_samples": samples,
-        "global_batch_size": total,
-        "micro_batch_size": micro,
-        "ranks": ranks,
-        "strategy": "ddp",
-    }
-    settings = {name: Decision(values.get(name, 0), "test") for name in names}
-    return Plan(**{**settings, "shrunk": {}, "identity": {}})
+    return plan_with(
+        num_samples=samples, global_batch_size=total, micro_batch_size=micro, ranks=ranks
+    )

@@ -43,10 +43,10 @@ def test_solving_twice_gives_the_same_plan(solve):
 def test_guide_g4_steps_per_epoch(solve, make_job, make_trace, load_machine, gpus, steps):
     trace = {"num_samples": 29_500}
     plan, _ = solve("8xa100", batch_per_gpu=4, devices={"gpus": gpus}, epochs=3, trace=trace)
-    assert plan.global_batch_size.value == 4 * gpus
-    assert plan.micro_batch_size.value == 4
-    assert plan.steps_per_epoch.value == steps
-    assert plan.total_steps.value == 3 * steps
+    assert plan.batch.global_batch_size.value == 4 * gpus
+    assert plan.batch.micro_batch_size.value == 4
+    assert plan.batch.steps_per_epoch.value == steps
+    assert plan.batch.total_steps.value == 3 * steps
     job, machine = make_job(batch_per_gpu=4), load_machine("8xa100")
     (row,) = scaling_table(job, machine, make_trace(**trace), [gpus])
     assert (row.ranks, row.steps_per_epoch, row.global_batch_size) == (gpus, steps, 4 * gpus)
@@ -57,26 +57,26 @@ def test_guide_g3_batch_times_accumulation_times_gpus(solve):
     plan, _ = solve(
         "8xa100", batch_per_gpu=8, gradient_accumulation=8, devices={"gpus": [0, 1, 2, 3]}
     )
-    assert plan.global_batch_size.value == 256
-    assert plan.micro_batch_size.value == 8
-    assert plan.accumulation.value == 8
-    assert "8 per GPU x 8 accumulation x 4 ranks = 256" in plan.global_batch_size.reason
-    assert "256 = 8 micro x 8 accumulation x 4 ranks" in plan.accumulation.reason
+    assert plan.batch.global_batch_size.value == 256
+    assert plan.batch.micro_batch_size.value == 8
+    assert plan.batch.accumulation.value == 8
+    assert "8 per GPU x 8 accumulation x 4 ranks = 256" in plan.batch.global_batch_size.reason
+    assert "256 = 8 micro x 8 accumulation x 4 ranks" in plan.batch.accumulation.reason
 
 
 def test_guide_g3_checkpoints_at_40_80_120(solve):
     keys = {"batch_per_gpu": 8, "gradient_accumulation": 8, "epochs": 3}
     plan, _ = solve("1xt4", trace={"num_samples": 2500}, **keys)
-    assert plan.global_batch_size.value == 64
-    assert plan.save_every_steps.value == 40
-    assert plan.total_steps.value == 120
+    assert plan.batch.global_batch_size.value == 64
+    assert plan.saving.save_every_steps.value == 40
+    assert plan.batch.total_steps.value == 120
 
 
 def test_a_batch_that_does_not_divide_prints_the_deal(solve):
     plan, _ = solve("cpu", global_batch_size=10, micro_batch_size=3, devices={"cpu": 3})
-    assert plan.accumulation.value == 2
-    assert "10 samples in 4 micro-batches of at most 3" in plan.accumulation.reason
-    assert "2, 1, 1" in plan.accumulation.reason
+    assert plan.batch.accumulation.value == 2
+    assert "10 samples in 4 micro-batches of at most 3" in plan.batch.accumulation.reason
+    assert "2, 1, 1" in plan.batch.accumulation.reason
 
 
 @given(
@@ -104,37 +104,37 @@ def test_every_sample_of_a_batch_has_a_place(total, micro, accumulation, ranks):
 
 def test_the_global_batch_is_kept_on_resume_with_other_ranks(solve):
     before, _ = solve("8xa100", batch_per_gpu=4, devices={"gpus": 2})
-    assert before.global_batch_size.value == 8
+    assert before.batch.global_batch_size.value == 8
     now, _ = solve("8xa100", batch_per_gpu=4, devices={"gpus": 8}, previous=before)
-    assert now.global_batch_size.value == 8
-    assert "kept" in now.global_batch_size.reason
-    assert now.ranks.value == 8
-    assert now.steps_per_epoch == before.steps_per_epoch
+    assert now.batch.global_batch_size.value == 8
+    assert "kept" in now.batch.global_batch_size.reason
+    assert now.devices.ranks.value == 8
+    assert now.batch.steps_per_epoch == before.batch.steps_per_epoch
     assert now.revision == before.revision + 1
 
 
 def test_the_rate_is_kept_on_resume_with_other_ranks(solve):
     optimizer = {"lr": 5e-5, "lr_rule": "linear"}
     before, _ = solve("8xa100", batch_per_gpu=32, devices={"gpus": 4}, optimizer=optimizer)
-    assert before.lr.value == pytest.approx(2e-4)
+    assert before.learning.lr.value == pytest.approx(2e-4)
     now, _ = solve(
         "8xa100", batch_per_gpu=32, devices={"gpus": 8}, optimizer=optimizer, previous=before
     )
-    assert now.lr == before.lr
+    assert now.learning.lr == before.learning.lr
 
 
 def test_a_rate_asked_anew_on_resume_is_taken(solve):
     before, _ = solve(optimizer={"lr": 0.1})
     now, _ = solve(optimizer={"lr": 0.2}, previous=before)
-    assert now.lr.value == 0.2
+    assert now.learning.lr.value == 0.2
 
 
 def test_length_in_epochs_or_steps(solve):
     plan, _ = solve(global_batch_size=64, trace={"num_samples": 1437})
-    assert plan.steps_per_epoch.value == 23
-    assert plan.total_steps.value == 230
+    assert plan.batch.steps_per_epoch.value == 23
+    assert plan.batch.total_steps.value == 230
     plan, _ = solve(steps=17)
-    assert plan.total_steps.value == 17
+    assert plan.batch.total_steps.value == 17
 
 
 @pytest.mark.parametrize(
@@ -142,45 +142,45 @@ def test_length_in_epochs_or_steps(solve):
 )
 def test_evaluation_and_saving_are_counted_in_steps(solve, every, steps):
     plan, _ = solve(evaluate={"every": every}, checkpoint={"every": every})
-    assert plan.evaluate_every.value == steps
-    assert plan.save_every_steps.value == steps
-    assert plan.save_every_s.value is None
+    assert plan.evaluation.evaluate_every.value == steps
+    assert plan.saving.save_every_steps.value == steps
+    assert plan.saving.save_every_s.value is None
 
 
 def test_saving_by_the_clock_is_counted_in_seconds(solve):
     plan, _ = solve(checkpoint={"every": "2.5 minutes"})
-    assert plan.save_every_s.value == 150
-    assert plan.save_every_steps.value is None
+    assert plan.saving.save_every_s.value == 150
+    assert plan.saving.save_every_steps.value is None
 
 
 def test_without_a_test_split_nothing_is_evaluated(solve):
     plan, _ = solve(trace={"num_test_samples": 0})
-    assert plan.evaluate_every.value is None
-    assert "no test split" in plan.evaluate_every.reason
+    assert plan.evaluation.evaluate_every.value is None
+    assert "no test split" in plan.evaluation.evaluate_every.reason
 
 
 def test_the_average_of_the_weights_is_off_unless_asked_for(solve):
-    assert solve("cpu")[0].ema.value is None
+    assert solve("cpu")[0].learning.ema.value is None
     plan, _ = solve("cpu", ema={"decay": 0.99, "warmup": True})
-    assert plan.ema.value == 0.99
-    assert "(1 + n) / (10 + n)" in plan.ema.reason
-    assert "averaged weights" in plan.ema.reason
+    assert plan.learning.ema.value == 0.99
+    assert "(1 + n) / (10 + n)" in plan.learning.ema.reason
+    assert "averaged weights" in plan.learning.ema.reason
     plan, _ = solve("cpu", ema={"decay": 0.99, "evaluate": False})
-    assert "plain weights" in plan.ema.reason
+    assert "plain weights" in plan.learning.ema.reason
 
 
 def test_the_metric_is_the_jobs_or_the_recipes(solve):
     plan, _ = solve()
-    assert (plan.metric.value, plan.metric_mode.value) == ("accuracy", "max")
+    assert (plan.evaluation.metric.value, plan.evaluation.metric_mode.value) == ("accuracy", "max")
     plan, _ = solve(evaluate={"metric": "loss", "mode": "min"})
-    assert (plan.metric.value, plan.metric_mode.value) == ("loss", "min")
+    assert (plan.evaluation.metric.value, plan.evaluation.metric_mode.value) == ("loss", "min")
 
 
 def test_evaluation_batch_is_the_micro_batch_unless_asked(solve):
     plan, _ = solve(devices={"cpu": 2}, global_batch_size=64)
-    assert plan.evaluate_batch_size.value == 32
+    assert plan.evaluation.evaluate_batch_size.value == 32
     plan, _ = solve(evaluate={"batch_size": 100})
-    assert plan.evaluate_batch_size.value == 100
+    assert plan.evaluation.evaluate_batch_size.value == 100
 
 
 def test_ranks_with_nothing_to_do_are_a_finding(solve):
@@ -237,7 +237,7 @@ def test_expected_speedup_is_what_the_deal_allows(total, micro, ranks, speedup):
 
 def test_identity_holds_what_the_sample_order_depends_on(solve):
     plan, _ = solve(seed=5)
-    assert plan.identity["seed"] == 5
-    assert plan.identity["num_samples"] == 1437
-    assert plan.identity["global_batch_size"] == 64
-    assert plan.identity["data_fingerprint"] == "d" * 16
+    assert plan.history.identity["seed"] == 5
+    assert plan.history.identity["num_samples"] == 1437
+    assert plan.history.identity["global_batch_size"] == 64
+    assert plan.history.identity["data_fingerprint"] == "d" * 16

@@ -93,28 +93,31 @@ def test_both_sides_do_the_same_with_the_same(
     one, many, plan = sides(
         make_job, make_trace, load_machine, machine, devices=devices, precision="fp64", **batch
     )
-    assert (one.plan.ranks.value, many.plan.ranks.value) == (1, 2)
-    assert (one.plan.strategy.value, many.plan.strategy.value) == ("single", "ddp")
-    assert one.plan.gpus.value == many.plan.gpus.value[:1]
-    assert one.plan.batch == many.plan.batch
-    assert many.plan.global_batch_size.value == plan.global_batch_size.value
+    assert (one.plan.devices.ranks.value, many.plan.devices.ranks.value) == (1, 2)
+    assert (one.plan.parallel.strategy.value, many.plan.parallel.strategy.value) == (
+        "single",
+        "ddp",
+    )
+    assert one.plan.devices.gpus.value == many.plan.devices.gpus.value[:1]
+    assert one.plan.micro_batches == many.plan.micro_batches
+    assert many.plan.batch.global_batch_size.value == plan.batch.global_batch_size.value
     # With batch_per_gpu the rate follows the number of ranks: it is that of the many on both.
     names = ["lr", "warmup_steps", "total_steps", "threads", "workers", "precision", "determinism"]
+    alone, together = one.plan.decisions(), many.plan.decisions()
     for name in names:
-        assert getattr(one.plan, name).value == getattr(many.plan, name).value, name
-    assert many.plan.lr == plan.lr
+        assert alone[name].value == together[name].value, name
+    assert many.plan.learning.lr == plan.learning.lr
     for side in (one, many):
-        assert side.plan.is_recorded
-        assert side.plan.num_test_samples.value == 0
-        assert side.job.micro_batch_size == side.plan.micro_batch_size.value
-        assert len(side.plan.batch.slots_of(0)) >= 4
+        assert side.plan.batch.num_test_samples.value == 0
+        assert side.job.micro_batch_size == side.plan.batch.micro_batch_size.value
+        assert len(side.plan.micro_batches.slots_of(0)) >= 4
 
 
 def test_a_side_can_be_cut(make_job, make_trace, load_machine):
     _, many, plan = sides(make_job, make_trace, load_machine, devices={"cpu": 2})
-    smaller = many.cut(plan.micro_batch_size.__class__(4, "a rank ran out of memory"))
-    assert smaller.plan.batch.num_slots == 16
-    assert smaller.plan.accumulation.value == 8
+    smaller = many.cut(plan.batch.micro_batch_size.__class__(4, "a rank ran out of memory"))
+    assert smaller.plan.micro_batches.num_slots == 16
+    assert smaller.plan.batch.accumulation.value == 8
     assert smaller.job.micro_batch_size == 4
 
 
@@ -122,10 +125,10 @@ def test_batchnorm_is_compared_without_synchronising(make_job, make_trace, load_
     job, place = make_job(devices={"cpu": 2}, sync_batchnorm=True), load_machine("cpu")
     trace = make_trace(has_batchnorm=True)
     plan, _ = solve_plan(job, place, trace)
-    assert plan.sync_batchnorm.value
+    assert plan.numerics.sync_batchnorm.value
     one, many, findings = comparable_sides(job, place, trace, plan, steps=5)
-    assert not one.plan.sync_batchnorm.value
-    assert not many.plan.sync_batchnorm.value
+    assert not one.plan.numerics.sync_batchnorm.value
+    assert not many.plan.numerics.sync_batchnorm.value
     assert [(f.slug, f.severity) for f in findings] == [("verify-unsynced", "note")]
 
 
@@ -151,11 +154,11 @@ def test_micro_batches_are_those_that_train_plans(
         assert found is None
         return
     assert tuple(side.micro for side in found) == expected
-    assert [side.plan.ranks.value for side in found] == [1, 2]
+    assert [side.plan.devices.ranks.value for side in found] == [1, 2]
     for side in found:
-        assert side.plan.is_recorded and not side.plan.has_dropout
-        assert side.plan.precision.value == "fp64"
-        assert side.plan.global_batch_size.value == plan.global_batch_size.value
+        assert not side.has_dropout
+        assert side.plan.numerics.precision.value == "fp64"
+        assert side.plan.batch.global_batch_size.value == plan.batch.global_batch_size.value
 
 
 def test_on_gpus_they_are_those_of_the_precision_it_trains_in(make_job, make_trace, load_machine):
@@ -169,7 +172,7 @@ def test_on_gpus_they_are_those_of_the_precision_it_trains_in(make_job, make_tra
             job.model_copy(update={"devices": Devices(gpus=gpus), "precision": precision})
             for gpus in ([0], [0, 1])
         )
-        return [solve_plan(each, place, trace)[0].micro_batch_size.value for each in jobs]
+        return [solve_plan(each, place, trace)[0].batch.micro_batch_size.value for each in jobs]
 
     wide = job.model_copy(update={"precision": "fp64"})
     plan, _ = solve_plan(wide, place, trace)
@@ -187,11 +190,14 @@ def test_synced_batchnorm_is_compared_even_in_the_same_micro_batches(
     trace = make_trace(has_batchnorm=True)
     plan, _ = solve_plan(job, place, trace)
     one, many = planned_sides(job, place, trace, plan, precision="fp64")
-    assert (one.plan.sync_batchnorm.value, many.plan.sync_batchnorm.value) == (False, True)
-    assert one.plan.has_dropout, "masks are the same where micro-batches are"
+    assert (one.plan.numerics.sync_batchnorm.value, many.plan.numerics.sync_batchnorm.value) == (
+        False,
+        True,
+    )
+    assert one.has_dropout, "masks are the same where micro-batches are"
 
 
 def test_a_side_knows_whether_its_micro_batches_are_of_one_size(make_job, make_trace, load_machine):
     _, many, _ = sides(make_job, make_trace, load_machine, devices={"cpu": 2})
-    assert many.cut(Decision(16, "")).is_even == (many.plan.num_samples.value % 16 == 0)
+    assert many.cut(Decision(16, "")).is_even == (many.plan.batch.num_samples.value % 16 == 0)
     assert not many.cut(Decision(7, "")).is_even

@@ -227,13 +227,13 @@ def test_training_from_memory_is_checked_by_the_ranks(tmp_path, monkeypatch):
 
     launcher = Mock(spec=Launcher)
     first = prepared(is_fresh=False, launcher=launcher)
-    assert (fingerprint(first), first.plan.is_from_memory, first.prepare_anew) == (
+    assert (fingerprint(first), first.plan.loading.is_from_memory, first.prepare_anew) == (
         "look 1",
         False,
         None,
     )
     again = prepared(is_fresh=False, launcher=launcher)
-    assert (fingerprint(again), again.plan.is_from_memory) == ("look 1", True)
+    assert (fingerprint(again), again.plan.loading.is_from_memory) == ("look 1", True)
     assert fingerprint(prepared(is_fresh=True, launcher=launcher)) == "look 2"
     assert fingerprint(prepared(is_fresh=False)) == "look 2", "that answer is remembered too"
 

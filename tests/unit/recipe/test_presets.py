@@ -30,6 +30,6 @@ def test_the_paper_preset_keeps_checkpoints_40_80_and_120_of_2500_rows():
     trace, findings = trace_recipe(RECIPE, options)
     assert trace is not None, findings
     plan, _ = solve_plan(job, machine(), trace)
-    every, total = plan.save_every_steps.value, plan.total_steps.value
+    every, total = plan.saving.save_every_steps.value, plan.batch.total_steps.value
     assert list(range(every, total + 1, every)) == [40, 80, 120]
     assert job.checkpoint.keep >= 3

@@ -1,16 +1,14 @@
 """Where the steps of each rank go, from their heartbeats."""
 
-from types import SimpleNamespace
-
 from phalanx.run.event_kinds import KINDS
 from phalanx.run.event_kinds.fields import field_names
 from phalanx.run.heartbeat import Beat, Part, Phase
 from phalanx.supervise.pace import PaceMeter
+from tests.fixtures.plans import plan_with
 
 
 def a_plan(ranks=2, device="cpu"):
-    values = {"ranks": ranks, "device": device, "strategy": "ddp", "sync_batchnorm": False}
-    return SimpleNamespace(**{name: SimpleNamespace(value=v) for name, v in values.items()})
+    return plan_with(ranks=ranks, device=device)
 
 
 def beat(rank, step, data_s, phase=Phase.STEP):

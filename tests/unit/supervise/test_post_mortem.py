@@ -13,6 +13,7 @@ from phalanx.supervise import post_mortem, rank_usage
 from phalanx.supervise.post_mortem import PostMortem
 from phalanx.supervise.rank_group import RankDeath
 from phalanx.supervise.rank_usage import RankUsage
+from tests.fixtures.plans import plan_with
 from tests.unit.diagnose.run_folders import TRACEBACK, folder
 
 PLAIN = Finding(slug="script-failed", what="rank 0 left with exit code 1", why="so", fix="so")
@@ -72,18 +73,6 @@ def test_how_a_rank_of_a_script_ended(lines, code, what, why, tmp_path):
     assert (found.what, found.why) == (what, why)
 
 
-class Value:
-    def __init__(self, value):
-        self.value = value
-
-
-class PlanOf:
-    nodes, ranks, gpus = Value(1), Value(2), Value([0, 1])
-
-    def __init__(self, device):
-        self.device = Value(device)
-
-
 def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
     made = []
 
@@ -98,7 +87,7 @@ def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
             made.append("closed")
 
     monkeypatch.setattr(rank_usage, "UsageSampler", Sampler)
-    usage = RankUsage(folder(tmp_path), PlanOf("cuda"), first=4)
+    usage = RankUsage(folder(tmp_path), plan_with(device="cuda", gpus=[0, 1]), first=4)
     assert usage.look([]) == []
     assert usage.look([100, 101]) == []
     assert made == [([100, 101], [0, 1], 4)]
@@ -108,9 +97,7 @@ def test_gpu_ranks_are_sampled_once_all_have_started(tmp_path, monkeypatch):
 
 
 def test_ranks_on_cpu_are_sampled_without_a_driver(tmp_path):
-    plan = PlanOf("cpu")
-    plan.gpus = Value([])
-    usage = RankUsage(folder(tmp_path), plan, first=1)
+    usage = RankUsage(folder(tmp_path), plan_with(device="cpu", gpus=[]), first=1)
     while not (found := usage.look([os.getpid()])):
         time.sleep(0.05)
     usage.close()

@@ -1,6 +1,5 @@
 """Which plan follows a rank that ran out of memory, and what is said when none does."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -21,7 +20,7 @@ def plan(monkeypatch):
     for name in (ALLOCATOR_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     plan = Plan.from_json(json.loads(GOLDEN.read_text()))
-    return dataclasses.replace(plan, device=Decision("cuda", "test"))
+    return plan.replace(device=Decision("cuda", "test"))
 
 
 def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB, time_s=1.0, rank=1):
@@ -48,7 +47,7 @@ def test_out_of_memory_wins_over_peers_that_ended_earlier():
 @pytest.mark.parametrize("phase", ["settle", "step", "save"])
 def test_a_step_gets_a_smaller_micro_batch(plan, phase):
     revision = revise_plan(plan, failure(phase))
-    old = plan.micro_batch_size.value
+    old = plan.batch.micro_batch_size.value
     assert revision.changes["micro_batch_size"] == {"old": old, "new": old // 2}
     assert revision.step == 3
     assert "global batch stays" in revision.reason
@@ -58,7 +57,7 @@ def test_a_step_gets_a_smaller_micro_batch(plan, phase):
 
 
 def test_batchnorm_is_named_where_there_is_one(plan):
-    with_norm = dataclasses.replace(plan, has_batchnorm=True)
+    with_norm = plan.replace(has_batchnorm=True)
     assert "BatchNorm" in revise_plan(with_norm, failure()).reason
 
 
@@ -85,7 +84,7 @@ def test_a_model_that_does_not_fit_is_not_tried_with_smaller_micro_batches(plan)
 
 
 def test_checkpointing_comes_after_the_last_cut(plan):
-    plan = dataclasses.replace(plan, may_recompute=True, num_blocks=3, has_batchnorm=True)
+    plan = plan.replace(may_recompute=True, num_blocks=3, has_batchnorm=True)
     changes = []
     while (revision := revise_plan(plan, failure())) is not None:
         plan = revision.plan
@@ -93,7 +92,9 @@ def test_checkpointing_comes_after_the_last_cut(plan):
     assert all("micro_batch_size" in revision.changes for revision in changes[:-1])
     assert changes[-1].changes["activation_checkpointing"] == {"old": False, "new": True}
     assert "BatchNorm needs more than 1 sample" in changes[-1].reason
-    assert plan.micro_batch_size.value == 3  # the last step's 29 samples by 2 would leave one over
+    assert (
+        plan.batch.micro_batch_size.value == 3
+    )  # the last step's 29 samples by 2 would leave one over
     finding = does_not_fit(plan, failure())
     assert finding.what.startswith("a micro-batch of 3 samples does not fit")
     assert "BatchNorm needs more than 1 sample" in finding.why
@@ -106,5 +107,5 @@ def test_one_sample_that_does_not_fit_names_what_would_help(plan):
         tried.append(revision.plan)
     finding = does_not_fit(tried[-1], failure())
     assert finding.what.startswith("a micro-batch of 1 sample does not fit: rank 1 ran out of")
-    assert f"the micro-batch was {plan.micro_batch_size.value} at first" in finding.why
+    assert f"the micro-batch was {plan.batch.micro_batch_size.value} at first" in finding.why
     assert "smaller input" in finding.fix

@@ -1,19 +1,13 @@
 """A rank that is slower than the others is named once, with factor and part; others are not."""
 
-from types import SimpleNamespace
-
-from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.run.heartbeat import Beat, Part, Phase
 from phalanx.supervise.straggler import StragglerWatch
+from tests.fixtures.plans import plan_with
 
 
 def plan(ranks=4, **changes):
-    values = {"ranks": ranks, "sync_batchnorm": False, "strategy": "ddp", "device": "cpu"}
-    decisions = {k: SimpleNamespace(value=v) for k, v in {**values, **changes}.items()}
-    return SimpleNamespace(
-        **decisions,
-        batch=BatchPlan(num_samples=800, global_batch_size=8 * ranks, micro_batch_size=8),
-    )
+    sizes = {"num_samples": 800, "global_batch_size": 8 * ranks, "micro_batch_size": 8}
+    return plan_with(**{"ranks": ranks, **sizes, **changes})
 
 
 def feed(watch, seconds_of, *, windows, steps=50, phase=Phase.STEP):
@@ -69,11 +63,8 @@ def test_what_may_be_waiting_for_others_is_not_compared():
 def test_little_is_not_worth_a_word_and_more_work_is_no_slowness():
     small = [usual(), usual(UPDATE=0.025), usual(), usual()]  # 15 ms of a step of 120 ms
     assert not feed(StragglerWatch(plan()), small, windows=5)
-    uneven = plan(ranks=3)
-    uneven.batch = BatchPlan(
-        num_samples=800, global_batch_size=32, micro_batch_size=8
-    )  # 4 slots: 2, 1, 1
-    shares = [len(uneven.batch.share_of(0, rank, 3).slots) for rank in range(3)]
+    uneven = plan(ranks=3, global_batch_size=32)  # 4 slots: 2, 1, 1
+    shares = [len(uneven.micro_batches.share_of(0, rank, 3).slots) for rank in range(3)]
     assert sorted(shares) == [1, 1, 2]
     ranks = [usual(FORWARD=0.06 if share == 2 else 0.03) for share in shares]
     assert not feed(StragglerWatch(uneven), ranks, windows=5)

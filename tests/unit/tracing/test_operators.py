@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from phalanx.codec import from_json, to_json
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.trace import Trace
 from phalanx.recipe import Options, Recipe, Term
@@ -90,7 +91,7 @@ def test_layers_alike_are_one_row_and_a_trace_survives_json():
         rows = many.operators[precision]
         assert len(rows) == len(few.operators[precision]) < 100
         assert max(o.times for o in rows if o.kind == "product") == 9
-    assert Trace.from_json(json.loads(json.dumps(many.to_json()))) == many
+    assert from_json(Trace, json.loads(json.dumps(to_json(many)))) == many
 
 
 def test_recomputed_blocks_run_their_forward_once_more_in_backward():

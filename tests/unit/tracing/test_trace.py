@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from phalanx.codec import from_json, to_json
 from phalanx.planner.schema.trace import Trace
 from phalanx.tracing.trace import fetch_time, run_trace, trace_recipe
 
@@ -257,7 +258,7 @@ def test_a_request_is_answered_in_json(make, tmp_path):
     request.write_text(json.dumps({"recipe": make(), "options": {"width": 4}}))
     run_trace(request, result)
     answer = json.loads(result.read_text())
-    assert Trace.from_json(answer["trace"]).options["width"] == 4
+    assert from_json(Trace, answer["trace"]).options["width"] == 4
     assert answer["findings"] == []
     request.write_text(json.dumps({"recipe": make(), "options": {"width": "wide"}}))
     run_trace(request, result)
@@ -275,7 +276,7 @@ def test_parameters_are_listed_as_the_optimizer_gets_them():
     assert groups == [0] * 6 + [1] * 11 + [None] * 2
     assert [w.shape for w in listed if not w.learns] == [(24, 12), (24,)]
     assert [w.shape for w in listed if w.block == 1] == [(48, 24), (24, 48), (48,), *[(24,)] * 3]
-    assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
+    assert from_json(Trace, json.loads(json.dumps(to_json(trace)))) == trace
 
 
 def test_a_fetch_has_a_part_for_the_call_and_one_for_each_sample(monkeypatch):

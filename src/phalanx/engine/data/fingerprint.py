@@ -28,11 +28,11 @@ def fingerprint_data(*splits: Any) -> str:
 def check_remembered(plan: Plan, train: Any, test: Any) -> None:
     """Refuse a plan that was made from memory for other data than there is now. Whoever started the
     ranks then asks the recipe, and plans again."""
-    planned, found = plan.identity.get("data_fingerprint"), fingerprint_data(train, test)
+    planned, found = plan.history.identity.get("data_fingerprint"), fingerprint_data(train, test)
     if found == planned:
         return
     sizes = f"{len(train)} and {len(test) if test is not None else 0} samples"
-    known = f"{plan.num_samples.value} and {plan.num_test_samples.value}"
+    known = f"{plan.batch.num_samples.value} and {plan.batch.num_test_samples.value}"
     raise UserError(
         Finding(
             slug="plan-outdated",

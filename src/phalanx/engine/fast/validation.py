@@ -103,11 +103,15 @@ class FastPath:
         what takes a while."""
         dropped = []
         if self._compiler is not None:
-            is_kept = self._plan.is_code_kept
-            say("loading compiled code" if is_kept else f"compiling: {self._plan.compile.reason}")
+            is_kept = self._plan.execution.is_code_kept
+            say(
+                "loading compiled code"
+                if is_kept
+                else f"compiling: {self._plan.execution.compile.reason}"
+            )
             findings = self._compiler.try_out(self._strategy, micro_batch, run_backward)
             dropped = [Dropped("compile", priced(f, self._plan, "compile")) for f in findings]
-        if self._plan.compared_with_eager.value and self.rungs():
+        if self._plan.execution.compared_with_eager.value and self.rungs():
             self.is_compared = True
             say(f"comparing {', '.join(self.rungs())} with the recipe as it is written")
             with untouched(self._model):

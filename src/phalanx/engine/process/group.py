@@ -150,27 +150,27 @@ def join(plan: Plan) -> Iterator[Process]:
     rank = int(os.environ.get("RANK", "0"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    assert world == plan.ranks.value, (
-        f"{world} ranks were started, the plan says {plan.ranks.value}"
+    assert world == plan.devices.ranks.value, (
+        f"{world} ranks were started, the plan says {plan.devices.ranks.value}"
     )
     device = _settle_device(plan, local_rank)
-    torch.set_num_threads(plan.threads.value)
+    torch.set_num_threads(plan.execution.threads.value)
     _settle_determinism(plan)
-    if plan.backend.value == "none":
+    if plan.devices.backend.value == "none":
         yield Process(rank, world, device, "none", local_rank=local_rank)
         return
     if plan.is_detail_too_much and get_debug_level() == DebugLevel.DETAIL:
         set_debug_level(DebugLevel.INFO)
-    timeout = timedelta(seconds=plan.comm_timeout_s.value)
+    timeout = timedelta(seconds=plan.devices.comm_timeout_s.value)
     dist.init_process_group(
-        plan.backend.value,
+        plan.devices.backend.value,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     # Left as it is on an exception: destroying the group waits for reductions that were launched
     # and that this rank never completes. The process exits at once instead (engine/__main__.py).
     control = dist.new_group(backend="gloo", timeout=timeout)
-    process = Process(rank, world, device, plan.backend.value, control, local_rank, timeout)
+    process = Process(rank, world, device, plan.devices.backend.value, control, local_rank, timeout)
     _agree_on_plan(process, plan)
     yield process
     process.barrier()  # nobody tears a connection down while another still reduces
@@ -178,21 +178,21 @@ def join(plan: Plan) -> Iterator[Process]:
 
 
 def _settle_device(plan: Plan, local_rank: int) -> torch.device:
-    if plan.device.value == "cuda":
-        device = torch.device("cuda", plan.gpus.value[local_rank])
+    if plan.devices.device.value == "cuda":
+        device = torch.device("cuda", plan.devices.gpus.value[local_rank])
         torch.cuda.set_device(device)
         return device
-    return torch.device(plan.device.value)
+    return torch.device(plan.devices.device.value)
 
 
 def _settle_determinism(plan: Plan) -> None:
-    is_resume = plan.determinism.value in ("resume", "exact")
+    is_resume = plan.numerics.determinism.value in ("resume", "exact")
     # Deterministic kernels exist for CUDA only; warn_only because an operator without one must not
     # end a run that asked for the most sameness there is. CUBLAS_WORKSPACE_CONFIG is in worker_env.
-    wanted = is_resume and plan.device.value == "cuda"
+    wanted = is_resume and plan.devices.device.value == "cuda"
     if wanted != torch.are_deterministic_algorithms_enabled():  # it imports inductor: a second
         torch.use_deterministic_algorithms(wanted, warn_only=True)
-    torch.backends.cudnn.benchmark = plan.cudnn_search.value == "on"
+    torch.backends.cudnn.benchmark = plan.execution.cudnn_search.value == "on"
 
 
 def _agree_on_plan(process: Process, plan: Plan) -> None:

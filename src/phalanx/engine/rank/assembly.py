@@ -58,20 +58,22 @@ class Assembly:
         *,
         recipe: Recipe,
         data: Data,
+        is_evaluation: bool = False,
         say: Callable[[str], None] = lambda what: None,
     ) -> None:
-        """`data` is the train split; `say` hears of what takes a while."""
+        """`data` is the train split, or what is evaluated; `say` hears of what takes a while."""
         self.job = job
         self.plan = plan
         self.process = process
         self.recipe = recipe
+        self._is_evaluation = is_evaluation
         self.precision = Precision(
-            plan.precision.value,
+            plan.numerics.precision.value,
             process.device,
-            is_channels_last=plan.channels_last.value == "on",
+            is_channels_last=plan.execution.channels_last.value == "on",
             # DeepSpeed makes its own copies of all weights, and keeps what is frozen in 16 bits.
-            is_frozen_narrow=plan.frozen_precision.value == "compute"
-            and not facts_of(plan.strategy.value).has_half_weights,
+            is_frozen_narrow=plan.numerics.frozen_precision.value == "compute"
+            and not facts_of(plan.parallel.strategy.value).has_half_weights,
         )
         self.precision.configure()
         self.pretrained = Pretrained(stored_weights(recipe))
@@ -85,7 +87,9 @@ class Assembly:
             self._compiler.compile_loss(self.strategy)
         self._synchronise_norms()
         self._load_weights(say)
-        optimizer = make_optimizer(recipe, self.strategy.model, job.optimizer, plan.lr.value)
+        optimizer = make_optimizer(
+            recipe, self.strategy.model, job.optimizer, plan.learning.lr.value
+        )
         self.strategy.adopt(optimizer, self.precision, job.optimizer.clip_norm)
         self._cache = self._open_cache()
         kept = data if self._cache is None else self._cache.keep(data)
@@ -97,9 +101,9 @@ class Assembly:
         schedule = Schedule(
             job.schedule,
             momentum=job.optimizer.momentum,
-            peak_lr=plan.lr.value,
-            warmup_steps=plan.warmup_steps.value,
-            total_steps=plan.total_steps.value,
+            peak_lr=plan.learning.lr.value,
+            warmup_steps=plan.learning.warmup_steps.value,
+            total_steps=plan.batch.total_steps.value,
         )
         self._plain_step = TrainStep(
             strategy=self.strategy,
@@ -117,7 +121,7 @@ class Assembly:
         """Rungs of speed that did not hold; they are off."""
         with during("settle"):
             self._settle(say)
-        if plan.cuda_graph.value == "on":  # after settling, which runs passes of its own
+        if plan.execution.cuda_graph.value == "on":  # after settling, which runs passes of its own
             self.train_step = GraphedStep(self._plain_step)
 
     def _load_weights(self, say: Callable[[str], None]) -> None:
@@ -145,27 +149,27 @@ class Assembly:
     def test_data(self) -> Data:
         """The test split, its samples kept in memory where the plan says so."""
         data = self.recipe.data("test")
-        if self._cache is None or not self.plan.is_test_cached:
+        if self._cache is None or not self.plan.loading.is_test_cached:
             return data
-        kept: Data = self._cache.keep(data, first=self.plan.num_samples.value)
+        kept: Data = self._cache.keep(data, first=self.plan.batch.num_samples.value)
         return kept
 
     def _open_cache(self) -> SampleCache | DiskCache | None:
-        if self.plan.cache.value == "off":
+        if self.plan.loading.cache.value == "off":
             return None
-        if self.plan.cache.value == "disk":
+        if self.plan.loading.cache.value == "disk":
             from phalanx.engine.data.disk_cache import DiskCache, samples_folder
 
-            return DiskCache(samples_folder(), limit_bytes=self.plan.cache_bytes)
+            return DiskCache(samples_folder(), limit_bytes=self.plan.loading.cache_bytes)
         from phalanx.engine.data.sample_cache import open_cache
 
-        samples = self.plan.num_samples.value + self.plan.num_test_samples.value
-        return open_cache(self.process, samples=samples, limit_bytes=self.plan.cache_bytes)
+        samples = self.plan.batch.num_samples.value + self.plan.batch.num_test_samples.value
+        return open_cache(self.process, samples=samples, limit_bytes=self.plan.loading.cache_bytes)
 
     def _make_strategy(self) -> Strategy:
         # Built on the CPU from one seed: the same weights on every rank, device and rank count.
         torch.manual_seed(make_key(self.job.seed, INIT) & (1 << 62) - 1)
-        if self.plan.strategy.value == "fsdp":
+        if self.plan.parallel.strategy.value == "fsdp":
             from phalanx.engine.strategies.fsdp import make_fsdp  # half a second of imports
 
             return make_fsdp(
@@ -173,14 +177,14 @@ class Assembly:
                 self.process,
                 self.precision,
                 self.job.fsdp,
-                shard_ranks=self.plan.shard_ranks.value,
-                build=self.plan.build.value,
-                is_offloaded=self.plan.offload.value is not None,
+                shard_ranks=self.plan.parallel.shard_ranks.value,
+                build=self.plan.parallel.build.value,
+                is_offloaded=self.plan.parallel.offload.value is not None,
                 adapt=self._adapt,
                 unread=self.pretrained.stored,
             )
         model = self.precision.convert(self.recipe.model(), unread=self.pretrained.stored)
-        if self.plan.strategy.value == "deepspeed":
+        if self.plan.parallel.strategy.value == "deepspeed":
             from phalanx.engine.strategies.deepspeed import Deepspeed
 
             self._adapt(model)
@@ -188,17 +192,17 @@ class Assembly:
             return Deepspeed(self.recipe, model, self.process, settings)
         model = self.precision.lay_out(model.to(self.process.device))
         self._adapt(model)
-        if self.plan.determinism.value == "exact":
+        if self.plan.numerics.determinism.value == "exact":
             return Exact(self.recipe, model, self.process)
-        if self.plan.strategy.value == "ddp":
+        if self.plan.parallel.strategy.value == "ddp":
             return Ddp(self.recipe, model, self.process, self.job.ddp)
         return Single(self.recipe, model, self.process)
 
     def _adapt(self, model: torch.nn.Module) -> None:
         """Change how the model runs, before a strategy wraps or shards it."""
-        if self.plan.sync_batchnorm.value:
+        if self.plan.numerics.sync_batchnorm.value:
             self._statistics = synchronise_norms(model, self.process)
-        is_checkpointed = self.plan.activation_checkpointing.value
+        is_checkpointed = self.plan.execution.activation_checkpointing.value
         if self._compiler is not None:
             self._compiler.compile_blocks(self.recipe, model, is_checkpointed=is_checkpointed)
         if is_checkpointed:
@@ -207,14 +211,13 @@ class Assembly:
             self._compiler.keep_blocks_apart()
 
     def _make_compiler(self) -> Compiler | None:
-        # A recorded run is compared with others in all it computes: as it is.
-        if self.plan.compile.value == "off" or self.plan.is_recorded:
+        if self.plan.execution.compile.value == "off":
             return None
         from phalanx.engine.fast.compile import Compiler  # its imports take seconds
 
         return Compiler(
-            is_deterministic=self.plan.determinism.value == "resume",
-            is_code_kept=self.plan.is_code_kept,
+            is_deterministic=self.plan.numerics.determinism.value == "resume",
+            is_code_kept=self.plan.execution.is_code_kept,
         )
 
     def _synchronise_norms(self) -> None:
@@ -223,13 +226,13 @@ class Assembly:
             self.strategy.synchronise(self._statistics)
 
     def _probe(self) -> MicroBatch:
-        slots = self.plan.batch.slots_of(0)
+        slots = self.plan.micro_batches.slots_of(0)
         request = Request(0, slots[self.process.rank % len(slots)], is_training=True)
         fetched: MicroBatch = move(self.fetcher[request], self.process.device)
         return fetched
 
     def _settle(self, say: Callable[[str], None]) -> None:
-        if self.plan.evaluated is not None and self._compiler is None:
+        if self._is_evaluation and self._compiler is None:
             return  # no gradient is reduced, and nothing is compared
 
         def run_backward(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -244,4 +247,4 @@ class Assembly:
 
 def _num_epochs(plan: Plan) -> int:
     """Passes over the data, the last of which may end early."""
-    return -(-plan.total_steps.value // plan.steps_per_epoch.value)
+    return -(-plan.batch.total_steps.value // plan.batch.steps_per_epoch.value)

@@ -7,7 +7,7 @@ later launch in the process slower (a third on an H200). Whatever it trains is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -89,7 +89,7 @@ def measure_job(
 def _measure_or_none(
     make: Callable[[], MeasuredRank], process: Process, plan: Plan, fetch_s: float, is_split: bool
 ) -> Measured:
-    micro_batch = plan.micro_batch_size.value
+    micro_batch = plan.batch.micro_batch_size.value
     try:
         with during("step"):
             rank = make()
@@ -113,9 +113,15 @@ def _split_again(rank: MeasuredRank, measured: Measured) -> Measured:
 
 
 def run_bench(
-    job: Job, plan: Plan, process: Process, events: EventWriter, stop: StopRequest
+    job: Job,
+    plan: Plan,
+    process: Process,
+    events: EventWriter,
+    stop: StopRequest,
+    asked: Sequence[int],
 ) -> Outcome:
-    """All that a rank of `bench` does; the first one writes what was measured as it comes."""
+    """All that a rank of `bench` does, at the micro-batches `asked`; the first one writes what was
+    measured as it comes."""
 
     def write(event: Body) -> None:
         if process.is_first:
@@ -125,7 +131,6 @@ def run_bench(
         write(Measuring(what=what))
 
     write(DeviceMeasured(calibration=to_json(measure_device(process, say))))
-    asked = plan.measured_micro_batches or []
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
         write(SizeMeasured(**to_json(measured)))

@@ -46,7 +46,7 @@ class MeasuredRank:
         self._drop(self._parts.dropped)
         self._average = begin_average(job.ema, self._parts.strategy)
         self._parts.strategy.resume()
-        with process.resting() if plan.workers.value > 0 else nullcontext():
+        with process.resting() if plan.loading.workers.value > 0 else nullcontext():
             self._feed = iter(self._parts.make_feed(0, lambda share: (False, False)))
 
     def _drop(self, dropped: list[Dropped]) -> None:
@@ -73,17 +73,17 @@ class MeasuredRank:
         low, *_, high = quantiles(times)
         if high - low > _UNEVEN * step_s:
             notes.append(
-                f"steps of micro-batch {self._plan.micro_batch_size.value} took "
+                f"steps of micro-batch {self._plan.batch.micro_batch_size.value} took "
                 f"{format_seconds(min(times))} to {format_seconds(max(times))}: something else "
                 "uses this machine, or samples differ"
             )
         wait_s = min(self._exposed_wait(waits), step_s)
         measured = MeasuredStep(
             job_key=job_key(self._plan),
-            strategy=self._plan.strategy.value,
-            ranks=self._plan.ranks.value,
-            micro_batch=self._plan.micro_batch_size.value,
-            accumulation=self._plan.accumulation.value,
+            strategy=self._plan.parallel.strategy.value,
+            ranks=self._plan.devices.ranks.value,
+            micro_batch=self._plan.batch.micro_batch_size.value,
+            accumulation=self._plan.batch.accumulation.value,
             step_s=step_s,
             data_s=wait_s,
             compute_s=step_s - wait_s,
@@ -103,7 +103,7 @@ class MeasuredRank:
     def _exposed_wait(self, waits: list[float]) -> float:
         """Of one step, where the profiler does not say it: a GPU computes on while the training
         process itself fetches the next samples."""
-        is_hidden = self._device.type == "cuda" and self._plan.workers.value == 0
+        is_hidden = self._device.type == "cuda" and self._plan.loading.workers.value == 0
         return 0.0 if is_hidden else median(waits)
 
     def _run(self, steps: int) -> tuple[list[float], list[float]]:

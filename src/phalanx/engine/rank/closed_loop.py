@@ -6,83 +6,68 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from phalanx.codec import from_json, to_json
 from phalanx.engine.checkpoint.trained_model import build_model
 from phalanx.engine.process.failure import own_line
 from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe.benchmarking import (
     Benchmarked,
     Benchmarking,
-    BenchmarkSettings,
-    TaskResult,
     default_benchmark,
     known_benchmarks,
 )
 from phalanx.recipe.interface import Recipe
 from phalanx.recipe.loading import load_recipe
+from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion, Film
 from phalanx.run.media import write_named
 
 
 def run_benchmark(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, file, benchmark, flags, settings, video, device}` with
-    `{benchmark, tasks, baselines, media, seconds, device, findings}`; never raises for the user's
-    mistakes."""
-    request = json.loads(request_file.read_text(encoding="utf-8"))
-    answer: dict[str, Any] = {
-        "tasks": [],
-        "baselines": {},
-        "media": [],
-        "findings": [],
-        "seconds": 0.0,
-    }
+    """Answer a `BenchmarkQuestion`; never raises for the user's mistakes."""
+    question = from_json(BenchmarkQuestion, json.loads(request_file.read_text(encoding="utf-8")))
     try:
-        answer |= _run(request)
+        answer = _run(question)
     except UserError as error:
-        answer["findings"] = [finding.to_json() for finding in error.findings]
-    result_file.write_text(json.dumps(answer), encoding="utf-8")
+        answer = BenchmarkAnswer(findings=error.findings)
+    result_file.write_text(json.dumps(to_json(answer)), encoding="utf-8")
 
 
-def _run(request: dict[str, Any]) -> dict[str, Any]:
-    recipe = load_recipe(request["recipe"], request["options"])
-    name, chosen = request["benchmark"], []
+def _run(question: BenchmarkQuestion) -> BenchmarkAnswer:
+    spec, flags = question.recipe, question.flags
+    recipe = load_recipe(spec, question.options)
+    name, chosen = question.benchmark, []
     if name is None:
         name = default_benchmark(recipe)
         if name is None:
-            raise UserError(_none_is_usual(recipe, request["recipe"], request["flags"]))
-        chosen = [_usual(request["recipe"], name, request["flags"])]
+            raise UserError(_none_is_usual(recipe, spec, flags))
+        chosen = [_usual(spec, name, flags)]
     if not isinstance(recipe, Benchmarking) or name not in recipe.benchmarks:
-        raise UserError(_unknown(recipe, request["recipe"], name))
-    device = _device(request["device"])
-    model, findings = build_model(recipe, Path(request["file"]), device)
-    settings = BenchmarkSettings(**request["settings"])
+        raise UserError(_unknown(recipe, spec, name))
+    device = _device(question.device)
+    model, findings = build_model(recipe, question.file, device)
     started = time.perf_counter()
     try:
         with torch.no_grad():
-            done = recipe.benchmark(model, name, settings)
+            done = recipe.benchmark(model, name, question.settings)
     except UserError:
         raise
     except Exception as error:  # the recipe's own code, and a simulator's
         traceback.print_exception(error)
         raise UserError(_failed(recipe, name, error)) from error
     seconds = time.perf_counter() - started
-    return {
-        "benchmark": name,
-        "tasks": _records(done.tasks),
-        "baselines": {name: _records(tasks) for name, tasks in done.baselines.items()},
-        "media": _write_media(done, request["video"]),
-        "seconds": seconds,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "findings": [finding.to_json() for finding in [*chosen, *findings]],
-    }
-
-
-def _records(tasks: Sequence[TaskResult]) -> list[dict[str, Any]]:
-    return [{**task._asdict(), "figures": dict(task.figures)} for task in tasks]
+    return BenchmarkAnswer(
+        benchmark=name,
+        tasks=list(done.tasks),
+        baselines={name: list(tasks) for name, tasks in done.baselines.items()},
+        media=_write_media(done, question.video),
+        seconds=seconds,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        findings=[*chosen, *findings],
+    )
 
 
 def _device(wanted: str) -> torch.device:
@@ -103,13 +88,13 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _write_media(done: Benchmarked, folder: str | None) -> list[dict[str, str]]:
+def _write_media(done: Benchmarked, folder: Path | None) -> list[Film]:
     if folder is None:
         return []
     written = []
     for media in done.media:
-        path = write_named(Path(folder), media.name, media.suffix, media.content)
-        written.append({"name": media.name, "path": str(path), "caption": media.caption})
+        path = write_named(folder, media.name, media.suffix, media.content)
+        written.append(Film(media.name, path, media.caption))
     return written
 
 

@@ -6,40 +6,38 @@ from __future__ import annotations
 import json
 import traceback
 from pathlib import Path
-from typing import Any
 
+from phalanx.codec import from_json, to_json
 from phalanx.engine.process.failure import own_line
 from phalanx.errors import Finding, UserError
 from phalanx.recipe.collecting import CollectingData, collecting_settings
 from phalanx.recipe.loading import builtin_recipes, judge_options, load_recipe_class
+from phalanx.recipe.questions import CollectAnswer, CollectQuestion
 
 
 def run_collect(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, settings, out}` with `{path, said, findings}`; never raises for
-    the user's mistakes."""
-    request = json.loads(request_file.read_text(encoding="utf-8"))
-    answer: dict[str, Any] = {"path": None, "said": [], "findings": []}
+    """Answer a `CollectQuestion`; never raises for the user's mistakes."""
+    question = from_json(CollectQuestion, json.loads(request_file.read_text(encoding="utf-8")))
     try:
-        answer |= _collect(request)
+        answer = _collect(question)
     except UserError as error:
-        answer["findings"] = [finding.to_json() for finding in error.findings]
-    result_file.write_text(json.dumps(answer), encoding="utf-8")
+        answer = CollectAnswer(findings=error.findings)
+    result_file.write_text(json.dumps(to_json(answer)), encoding="utf-8")
 
 
-def _collect(request: dict[str, Any]) -> dict[str, Any]:
-    recipe = load_recipe_class(request["recipe"])
+def _collect(question: CollectQuestion) -> CollectAnswer:
+    recipe = load_recipe_class(question.recipe)
     if not issubclass(recipe, CollectingData) or recipe.Collecting is None:
-        raise UserError(_collects_nothing(request["recipe"]))
-    settings = judge_options(recipe.Collecting, request["settings"])
-    out = Path(request["out"]) if request["out"] is not None else None
+        raise UserError(_collects_nothing(question.recipe))
+    settings = judge_options(recipe.Collecting, question.settings)
     try:
-        done = recipe.collect(settings, out)
+        done = recipe.collect(settings, question.out)
     except UserError:
         raise
     except Exception as error:  # the recipe's own code, and a simulator's
         traceback.print_exception(error)
         raise UserError(_failed(recipe.__name__, error)) from error
-    return {"path": str(done.path), "said": list(done.said)}
+    return CollectAnswer(path=done.path, said=list(done.said))
 
 
 def _collects_nothing(spec: str) -> Finding:

@@ -44,11 +44,10 @@ def run_evaluation(
     process: Process,
     recipe: Recipe,
     events: EventWriter,
+    path: Path,
 ) -> Outcome:
-    """Evaluate the file that the plan names; the first rank writes what was found."""
-    assert plan.evaluated is not None
+    """Evaluate the model in a file; the first rank writes what was found."""
     recipe.splits = ("test",)
-    path = Path(plan.evaluated)
     is_onnx = path.suffix == ONNX
     strategy, data = (
         _around_file(recipe, plan, process, path)
@@ -64,7 +63,7 @@ def run_evaluation(
         seed=job.seed,
         has_samples=not is_onnx,  # a recipe may make them with more than a forward
     )
-    if plan.workers.value > 0:
+    if plan.loading.workers.value > 0:
         with process.resting() if process.world > 1 else nullcontext():
             evaluator.start()
     done = evaluator.run()
@@ -101,14 +100,16 @@ def _as_trained(
 ) -> tuple[Strategy, Data]:
     """What trains, not trained: the same kernels give the same bits. The train split has no part in
     it, and may not be here."""
-    parts = Assembly(job, plan, process, recipe=recipe, data=recipe.data("test"))
+    parts = Assembly(
+        job, plan, process, recipe=recipe, data=recipe.data("test"), is_evaluation=True
+    )
     for finding in parts.findings if process.is_first else ():
         events.write(FindingMade(finding=finding))
     return parts.strategy, parts.test_data()
 
 
 def _around_file(recipe: Recipe, plan: Plan, process: Process, path: Path) -> tuple[Strategy, Data]:
-    file = OnnxModel(path, threads=plan.threads.value)
+    file = OnnxModel(path, threads=plan.execution.threads.value)
     data = recipe.data("test")
     model = recipe.model().eval()  # its weights are not looked at, only how it is called
     slot = Slot(0, 0, min(2, len(data)))

@@ -37,13 +37,13 @@ def make_feed(
     stop_at: int | None = None,
 ) -> Feed:
     """The steps of a rank from `start` on; loader processes are forked here."""
-    batch, total = plan.batch, plan.total_steps.value
+    batch, total = plan.micro_batches, plan.batch.total_steps.value
     steps = (batch.share_of(step, process.rank, process.world) for step in range(start, total))
     shares, ahead = tee(steps)
     requests = (
         Request(share.epoch, slot, is_training=True) for share in ahead for slot in share.slots
     )
-    named = name_samples(requests, seed=seed, size=plan.num_samples.value)
+    named = name_samples(requests, seed=seed, size=plan.batch.num_samples.value)
     make = partial(
         Feed,
         shares,
@@ -53,23 +53,23 @@ def make_feed(
         stop_at=stop_at,
         is_first=process.is_first,
     )
-    if is_gathered(fetcher.data) and plan.workers.value == 0:
+    if is_gathered(fetcher.data) and plan.loading.workers.value == 0:
         gathering = Gathering(
             fetcher.recipe,
             fetcher.data,
             seed=seed,
             device=process.device,
-            is_kept_on_device=plan.data_on.value == "device",
-            pin=plan.pin_memory.value,
+            is_kept_on_device=plan.loading.data_on.value == "device",
+            pin=plan.loading.pin_memory.value,
         )
         known = _weights_of_steps(batch, gathering.by_size, terms) if gathering.by_size else None
         return make(fetching(gathering.gather(named)), known_weights=known)
     loader = Loader(
         fetcher,
         chain.from_iterable(named),
-        workers=plan.workers.value,
+        workers=plan.loading.workers.value,
         prefetch=prefetch,
-        pin=plan.pin_memory.value,
+        pin=plan.loading.pin_memory.value,
     )
     return make(fetching(to_device(iter(loader), process.device)))
 
@@ -98,7 +98,9 @@ def stop_step(job: Job, plan: Plan, start: int) -> int | None:
     if limit is None or limit.unit == "minutes":
         return None
     return start + in_steps(
-        limit, total_steps=plan.total_steps.value, steps_per_epoch=plan.steps_per_epoch.value
+        limit,
+        total_steps=plan.batch.total_steps.value,
+        steps_per_epoch=plan.batch.steps_per_epoch.value,
     )
 
 
@@ -115,7 +117,7 @@ def make_wishes(
     limit = job.stop_after
     begun = time.monotonic()
     last_step = stop_step(job, plan, start)
-    cadence = cadence or Cadence(every_s=plan.save_every_s.value, clock=time.monotonic)
+    cadence = cadence or Cadence(every_s=plan.saving.save_every_s.value, clock=time.monotonic)
     cadence.begin()
 
     def wishes(share: StepShare) -> tuple[bool, bool]:

@@ -101,7 +101,7 @@ class Loop:
 
     def run(self, feed: Iterable[StepInput]) -> Iterator[Body]:
         """Train, and yield what happens."""
-        batch, total = self.plan.batch, self.plan.total_steps.value
+        batch, total = self.plan.micro_batches, self.plan.batch.total_steps.value
         self._saved_step = self._read_step = self.counters.step
         if self.job.evaluate.at_start and self.counters.step == 0 and self.evaluator is not None:
             # Only looked at: what is best is chosen among checkpoints, and there is none yet.
@@ -125,9 +125,9 @@ class Loop:
                 is_last = done == total
                 if done % self.job.logging.every == 0 or is_last:
                     yield from self._log(result, step.share.consumed, meter)
-                is_evaluated = is_last or _due(self.plan.evaluate_every, done)
+                is_evaluated = is_last or _due(self.plan.evaluation.evaluate_every, done)
                 is_saved = is_last or (
-                    _due(self.plan.save_every_steps, done) and self.is_worth_saving()
+                    _due(self.plan.saving.save_every_steps, done) and self.is_worth_saving()
                 )
                 if is_evaluated or is_saved:
                     with meter.paused():
@@ -135,7 +135,7 @@ class Loop:
                         garbage.collect()
                 if self._is_out_of_patience():
                     self.ended_because = (
-                        f"no better {self.plan.metric.value} in "
+                        f"no better {self.plan.evaluation.metric.value} in "
                         f"{self.job.evaluate.early_stopping} evaluations"
                     )
                     self._save(is_best=False)
@@ -149,7 +149,7 @@ class Loop:
             evaluation = self.evaluator.run()
             is_best, is_among_best = self._judge(evaluation)
             yield from self._say_evaluation(evaluation, is_best=is_best)
-            if is_best or self.counters.step == self.plan.total_steps.value:
+            if is_best or self.counters.step == self.plan.batch.total_steps.value:
                 yield from self._say_charts(evaluation)
         if is_saved or is_among_best:
             self._save(is_best=is_best, is_among_best=is_among_best)
@@ -168,7 +168,7 @@ class Loop:
         retries, faults = memory_trouble(device)
         yield Step(
             step=self.counters.step,
-            epoch=round(self.plan.batch.epoch_of(self.counters.step), 6),
+            epoch=round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
             samples=consumed,
             loss=loss,
             terms=terms,
@@ -189,7 +189,7 @@ class Loop:
 
     def _read_losses(self, result: StepResult) -> dict[str, float]:
         """Each term over the global batch: this synchronises the device."""
-        dtype = torch.float64 if self.plan.precision.value == "fp64" else torch.float32
+        dtype = torch.float64 if self.plan.numerics.precision.value == "fp64" else torch.float32
         zero = torch.zeros((), dtype=dtype, device=self.strategy.process.device)
         names = self.terms or list(result.sums)
         sums = torch.stack([result.sums.get(name, zero).to(dtype) for name in names])
@@ -237,13 +237,13 @@ class Loop:
     def _judge(self, evaluation: Evaluation) -> tuple[bool, bool]:
         """Whether this evaluation is the best so far, and whether it is among those to keep; counts
         how long ago the best was."""
-        counters, name = self.counters, self.plan.metric.value
+        counters, name = self.counters, self.plan.evaluation.metric.value
         value = evaluation.metrics.get(name)
         counters.evaluated_step, counters.metrics = counters.step, dict(evaluation.metrics)
         if value is None or not math.isfinite(value):
             counters.evaluations_without_best += 1
             return False, False
-        sign = 1 if self.plan.metric_mode.value == "max" else -1
+        sign = 1 if self.plan.evaluation.metric_mode.value == "max" else -1
         ranked = sorted([*counters.top, (value, counters.step)], key=lambda e: (-sign * e[0], e[1]))
         counters.top = ranked[: self.job.checkpoint.keep_best]
         is_among_best = (value, counters.step) in counters.top
@@ -257,7 +257,7 @@ class Loop:
     def _say_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> Iterator[Body]:
         yield Evaluate(
             step=self.counters.step,
-            epoch=round(self.plan.batch.epoch_of(self.counters.step), 6),
+            epoch=round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
             metrics=evaluation.metrics,
             samples=evaluation.samples,
             is_best=is_best,

@@ -104,13 +104,13 @@ class Saving:
         if strategy.facts.is_sharded and process.world > 1:
             self._writers = replace(process, control=process.open_group("gloo", timeout=_TIMEOUT))
         self._background = Background()
-        is_copied = plan.save_in_background.value == "on" and self._is_writer
+        is_copied = plan.saving.save_in_background.value == "on" and self._is_writer
         self._copy = HostCopy(process.device, writers=self._writers_here()) if is_copied else None
         self._failed: tuple[Content, set[int], bool] | None = None
         """What is not on disk because writing it failed."""
         self.cadence = Cadence(
-            plan.save_share.value,
-            every_s=plan.save_every_s.value,
+            plan.saving.save_share.value,
+            every_s=plan.saving.save_every_s.value,
             first_s=FIRST_S_PER_BYTE * self._expected_bytes(),
             is_busy=lambda: self._background.is_busy,
         )
@@ -147,7 +147,7 @@ class Saving:
         a part in it."""
         allowed = self.cadence.allows()
         self._say(self.cadence.findings())
-        if self._plan.save_share.value is None or self._writers is None:
+        if self._plan.saving.save_share.value is None or self._writers is None:
             return allowed
         return bool(self._process.agree(int(allowed)))
 
@@ -208,10 +208,10 @@ class Saving:
             self._strategy,
             {
                 **to_json(counters),
-                "consumed": self._plan.batch.consumed_after(counters.step),
+                "consumed": self._plan.micro_batches.consumed_after(counters.step),
                 "ranks": self._process.world,
                 "plan_revision": self._plan.revision,
-                "identity": self._plan.identity,
+                "identity": self._plan.history.identity,
                 # So that the folder alone is enough to evaluate and export it anywhere.
                 "job": self._job.model_dump(mode="json", exclude_unset=True),
                 "portable_options": self._portable,
@@ -314,8 +314,8 @@ class Saving:
         if self._process.is_first:
             tidy(self._run.checkpoints)
             saved, problems = latest_good(self._run.checkpoints)
-            if saved is None and self._plan.resume_from is not None:
-                saved, problem = open_checkpoint(Path(self._plan.resume_from))
+            if saved is None and self._plan.history.resume_from is not None:
+                saved, problem = open_checkpoint(Path(self._plan.history.resume_from))
                 problems += [problem] if problem else []
             self._say(problems)
         path = self._process.agree_text(str(saved.path) if saved else "")

@@ -28,8 +28,8 @@ def begin_cuda(plan: Plan, local_rank: int) -> None:
     """Have the driver make the GPU's context, most of a second, while this process imports the
     recipe: the driver needs no Python. torch takes the same context; whatever goes wrong here goes
     wrong there again, and is said."""
-    if plan.device.value == "cuda":
-        ordinal = plan.gpus.value[local_rank]
+    if plan.devices.device.value == "cuda":
+        ordinal = plan.devices.gpus.value[local_rank]
         threading.Thread(target=_retain_context, args=(ordinal,), daemon=True).start()
 
 

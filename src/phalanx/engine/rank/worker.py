@@ -40,6 +40,7 @@ from phalanx.run.event_kinds import Compared, FindingMade, Outcome, Preparing, R
 from phalanx.run.events import EventWriter
 from phalanx.run.heartbeat import Phase
 from phalanx.run.media import media_not_written, write_media
+from phalanx.run.purpose import TRAIN, Evaluate, Measure, Purpose, Record, read_purpose
 
 
 def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True) -> bool:
@@ -54,7 +55,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     HEART.begin(Phase.START, 0)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
-        job = load_job(run.job_file).job
+        job, purpose = load_job(run.job_file).job, read_purpose(run)
         begin_cuda(plan, int(os.environ.get("LOCAL_RANK", "0")))
         with listening:
             with uncollected():
@@ -62,7 +63,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
             with join(plan) as process:
                 device = str(process.device)
                 try:
-                    outcome = _work(run, job, plan, process, recipe, events, stop)
+                    outcome = _work(run, job, plan, purpose, process, recipe, events, stop)
                 except RunTakenError:
                     raise
                 except Exception as error:
@@ -72,7 +73,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
                     raise
             # After the ranks have parted: nobody waits for it.
             HEART.begin(Phase.EXPORT)
-            if rank == 0 and outcome.status == "finished" and _is_kept(plan):
+            if rank == 0 and outcome.status == "finished" and purpose == TRAIN:
                 events.check()
                 export_final(run, job, events)
             HEART.begin(Phase.OVER)
@@ -89,35 +90,32 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     return outcome.status in ("finished", "stopped")
 
 
-def _is_kept(plan: Plan) -> bool:
-    """Whether a run is trained to be used, not to be measured, compared or evaluated."""
-    return plan.measured_micro_batches is None and not plan.is_recorded and plan.evaluated is None
-
-
 def _work(
     run: RunDirectory,
     job: Job,
     plan: Plan,
+    purpose: Purpose,
     process: Process,
     recipe: Recipe,
     events: EventWriter,
     stop: StopRequest,
 ) -> Outcome:
-    if plan.evaluated is not None:
+    if isinstance(purpose, Evaluate):
         from phalanx.engine.rank.evaluate import run_evaluation
 
-        return run_evaluation(run, job, plan, process, recipe, events)
-    if plan.measured_micro_batches is None:
-        worker = Worker(run, job, plan, process, recipe, events, stop)
-        if plan.has_dropout:
-            return worker.train()
-        from phalanx.engine.model.no_dropout import dropout_disabled
+        return run_evaluation(run, job, plan, process, recipe, events, Path(purpose.file))
+    if isinstance(purpose, Measure):
+        from phalanx.engine.rank.bench import run_bench
 
-        with dropout_disabled():
-            return worker.train()
-    from phalanx.engine.rank.bench import run_bench
+        return run_bench(job, plan, process, events, stop, purpose.micro_batches)
+    recorded = purpose if isinstance(purpose, Record) else None
+    worker = Worker(run, job, plan, process, recipe, events, stop, recorded=recorded)
+    if recorded is None or recorded.has_dropout:
+        return worker.train()
+    from phalanx.engine.model.no_dropout import dropout_disabled
 
-    return run_bench(job, plan, process, events, stop)
+    with dropout_disabled():
+        return worker.train()
 
 
 class Worker:
@@ -132,7 +130,11 @@ class Worker:
         recipe: Recipe,
         events: EventWriter,
         stop: StopRequest,
+        *,
+        recorded: Record | None = None,
     ) -> None:
+        """`recorded`: write down what is computed, and save nothing."""
+        self.recorded = recorded
         self.run = run
         self.job = job
         self.plan = plan
@@ -145,9 +147,9 @@ class Worker:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job, process = self.plan, self.job, self.process
         data = self.recipe.data("train")
-        if plan.is_from_memory and process.is_first:
+        if plan.loading.is_from_memory and process.is_first:
             check_remembered(plan, data, self.recipe.data("test"))
-        check_size(len(data), plan.num_samples.value, process.rank)
+        check_size(len(data), plan.batch.num_samples.value, process.rank)
         with uncollected():
             parts = Assembly(
                 job, plan, process, recipe=self.recipe, data=data, say=self._say_preparing
@@ -173,14 +175,14 @@ class Worker:
         saved = saving.load()
         counters = from_json(Counters, saved.state) if saved is not None else Counters()
         parts.strategy.resume()
-        if plan.is_recorded:
+        if self.recorded is not None:
             from phalanx.engine.training.recording import (
                 Recorder,
             )  # nobody else waits for its imports
 
             assert isinstance(parts.train_step, TrainStep), "a recorded run has no graphs"
             parts.train_step.recorder = Recorder(
-                self.run.recordings, parts.strategy, has_dropout=plan.has_dropout
+                self.run.recordings, parts.strategy, has_dropout=self.recorded.has_dropout
             )
         evaluator = self._make_evaluator(parts, saving.average)
         wishes = make_wishes(
@@ -192,8 +194,8 @@ class Worker:
             cadence=saving.cadence,
         )
         # All loader processes are forked here, before any step.
-        with process.resting() if plan.workers.value > 0 else nullcontext():
-            if evaluator is not None and plan.workers.value > 0:
+        with process.resting() if plan.loading.workers.value > 0 else nullcontext():
+            if evaluator is not None and plan.loading.workers.value > 0:
                 evaluator.start()
             feed = parts.make_feed(counters.step, wishes)
         self._say_start(counters, saved)
@@ -205,18 +207,18 @@ class Worker:
             evaluator=evaluator,
             terms=parts.terms,
             # A recorded run is looked at and thrown away.
-            save=(lambda *_: None) if plan.is_recorded else during("save")(saving.save),
+            save=(lambda *_: None) if self.recorded else during("save")(saving.save),
             is_worth_saving=saving.is_due,
             loss_scale=lambda: parts.precision.loss_scale,
             watch=lambda: say_dropped(parts.fast_path.watch()),
             # A recorded run is looked at and thrown away.
-            keep_media=self._keep_media if process.is_first and not plan.is_recorded else None,
+            keep_media=self._keep_media if process.is_first and not self.recorded else None,
             counters=counters,
         )
         HEART.begin(Phase.START, counters.step)
         if process.world > 1:
             answer_with_collectives(self.run, process.rank)
-        if plan.compile.value != "off":
+        if plan.execution.compile.value != "off":
             notice_compiling()
         try:
             with during("step", lambda: counters.step):
@@ -231,7 +233,7 @@ class Worker:
         return self._outcome(loop, lost)
 
     def _make_evaluator(self, parts: Assembly, average: WeightAverage | None) -> Evaluator | None:
-        if self.plan.num_test_samples.value == 0:
+        if self.plan.batch.num_test_samples.value == 0:
             return None
         return Evaluator(
             self.recipe,

@@ -61,7 +61,7 @@ class Evaluator:
         self._recipe = recipe
         self._strategy = strategy
         self._process = process = strategy.process
-        slots = split_evenly(0, len(data), plan.evaluate_batch_size.value)
+        slots = split_evenly(0, len(data), plan.evaluation.evaluate_batch_size.value)
         first, last = deal(len(slots), process.rank, process.world)
         self._most = max(1, deal(len(slots), 0, process.world)[1])  # the first rank has the most
         self._num_own = last - first
@@ -72,9 +72,9 @@ class Evaluator:
         self._loader = Loader(
             Fetcher(recipe, data, seed=seed, is_shuffled=False),
             mine,
-            workers=plan.workers.value,
+            workers=plan.loading.workers.value,
             prefetch=prefetch,
-            pin=plan.pin_memory.value,
+            pin=plan.loading.pin_memory.value,
             is_repeated=True,
         )
 

@@ -31,7 +31,7 @@ def skip_finding(skipped: Skipped, loss: float) -> Finding:
 
 def describe_skip(job: Job, plan: Plan, step: int, *, in_a_row: int, total: int) -> Skipped:
     """The step that was counted as number `step`, from 1; the samples are those of all ranks."""
-    batch, size = plan.batch, plan.num_samples.value
+    batch, size = plan.micro_batches, plan.batch.num_samples.value
     slots = batch.slots_of(step - 1)
     epoch = (step - 1) // batch.steps_per_epoch
     ids = ids_at(job.seed, epoch, slots[0].start, slots[-1].stop, size).tolist()

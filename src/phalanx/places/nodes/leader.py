@@ -142,8 +142,8 @@ class Nodes:
 
     def check(self, plan: Plan) -> None:
         """Whether every node gets as many ranks as every other."""
-        ranks = plan.ranks
-        if ranks.value % self.count or plan.nodes.value != self.count:
+        ranks = plan.devices.ranks
+        if ranks.value % self.count or plan.devices.nodes.value != self.count:
             raise UserError(say.uneven(ranks.value, self.count, ranks.reason))
 
     def start_ranks(
@@ -161,7 +161,7 @@ class Nodes:
         local = RankGroup(
             launcher,
             run,
-            ranks=plan.ranks.value // self.count,
+            ranks=plan.devices.ranks.value // self.count,
             attempt=attempt,
             env=env,
             node={"node": 0, "nodes": self.count, "address": self.members[0].address, "port": 0},
@@ -169,7 +169,7 @@ class Nodes:
         order = {
             "run": str(run),
             "plan": plan.digest(),
-            "ranks": plan.ranks.value // self.count,
+            "ranks": plan.devices.ranks.value // self.count,
             "attempt": attempt,
             "address": self.members[0].address,
             "nodes": self.count,

@@ -55,12 +55,15 @@ def check_job_there(
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [
-        ("ranks", f"{plan.ranks.value}: {plan.ranks.reason}"),
-        ("precision", f"{plan.precision.value}: {plan.precision.reason}"),
-        ("batch", plan.accumulation.reason),
+        ("ranks", f"{plan.devices.ranks.value}: {plan.devices.ranks.reason}"),
+        ("precision", f"{plan.numerics.precision.value}: {plan.numerics.precision.reason}"),
+        ("batch", plan.batch.accumulation.reason),
     ]
-    if plan.gpus.value:
-        rows.insert(1, ("GPUs", f"{','.join(map(str, plan.gpus.value))}: {plan.gpus.reason}"))
+    if plan.devices.gpus.value:
+        rows.insert(
+            1,
+            ("GPUs", f"{','.join(map(str, plan.devices.gpus.value))}: {plan.devices.gpus.reason}"),
+        )
     return rows
 
 

@@ -76,7 +76,7 @@ def keep_micro_batch(
 ) -> tuple[BatchChoice, list[Finding]]:
     """A run that continues keeps its micro-batch: dropout and BatchNorm are per micro-batch. On so
     many ranks that some would have nothing to do it is cut smaller, and a Finding says so."""
-    total, old = sizes.global_batch_size, previous.micro_batch_size.value
+    total, old = sizes.global_batch_size, previous.batch.micro_batch_size.value
     if old == sizes.micro_batch_size.value:
         return sizes, []
     # Never larger again: it may have been cut because a rank ran out of memory.
@@ -99,9 +99,9 @@ def keep_micro_batch(
 def choose_evaluate_batch(job: Job, micro: int, previous: Plan | None) -> Decision[int]:
     """Samples per forward in evaluation; a size that was cut for want of memory stays cut."""
     asked = job.evaluate.batch_size
-    before = previous.shrunk.get("evaluate_batch_size") if previous is not None else None
+    before = previous.history.shrunk.get("evaluate_batch_size") if previous is not None else None
     if previous is not None and before is not None and asked in (None, before):
-        return previous.evaluate_batch_size
+        return previous.evaluation.evaluate_batch_size
     if asked is not None:
         return Decision(asked, f"evaluate.batch_size = {asked}")
     return Decision(micro, "the micro-batch")
@@ -109,7 +109,7 @@ def choose_evaluate_batch(job: Job, micro: int, previous: Plan | None) -> Decisi
 
 def ignored_batch(job: Job, previous: Plan) -> list[Finding]:
     """Another batch than the run's own, asked for on resume."""
-    frozen, asked = previous.global_batch_size.value, previous.stated_batch
+    frozen, asked = previous.batch.global_batch_size.value, previous.history.stated_batch
     findings = []
     for key in BATCH_KEYS:
         now = getattr(job, key)

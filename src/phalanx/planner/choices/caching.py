@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
 from phalanx.machine import Machine
@@ -22,7 +20,7 @@ def choose_cache(
     """The plan with its cache of samples, one on each machine."""
 
     def off(reason: str) -> Plan:
-        return replace(plan, cache=Decision("off", reason), cache_bytes=0, is_test_cached=False)
+        return plan.replace(cache=Decision("off", reason), cache_bytes=0, is_test_cached=False)
 
     asked = f"loader.cache = {job.loader.cache}"
     if job.loader.cache == "off":
@@ -62,8 +60,8 @@ def choose_cache(
     else:
         keeps = f"keeps all {samples:,} samples{', none of the test split' * bool(test_bytes)}"
     reason = f"{keeps}: {sum_of}. Predicted times are those of the first epoch"
-    return replace(
-        plan, cache=Decision("ram", reason), cache_bytes=limit, is_test_cached=is_test_kept
+    return plan.replace(
+        cache=Decision("ram", reason), cache_bytes=limit, is_test_cached=is_test_kept
     ), []
 
 
@@ -78,8 +76,8 @@ def _on_disk(machine: Machine, trace: Trace, plan: Plan, kept: KeptSample) -> Pl
     if place is None:
         reason = f"{sum_of}; the disk of a machine that is not at hand is looked at there"
         limit = train_bytes + test_bytes
-        return replace(
-            plan, cache=Decision("disk", reason), cache_bytes=limit, is_test_cached=test_bytes > 0
+        return plan.replace(
+            cache=Decision("disk", reason), cache_bytes=limit, is_test_cached=test_bytes > 0
         )
     limit = int(_DISK_SHARE * place.free_bytes)
     sum_of += (
@@ -91,7 +89,7 @@ def _on_disk(machine: Machine, trace: Trace, plan: Plan, kept: KeptSample) -> Pl
         problem = problem or "not one more sample fits"
     if problem:
         reason = f"loader.cache = disk, but {problem}: {sum_of}"
-        return replace(plan, cache=Decision("off", reason), cache_bytes=0, is_test_cached=False)
+        return plan.replace(cache=Decision("off", reason), cache_bytes=0, is_test_cached=False)
     room = limit // kept.num_bytes
     is_test_kept = test_bytes > 0 and train_bytes + test_bytes <= limit
     if room < trace.num_samples:
@@ -102,8 +100,8 @@ def _on_disk(machine: Machine, trace: Trace, plan: Plan, kept: KeptSample) -> Pl
         keeps = f"keeps all {trace.num_samples:,} samples"
         keeps += f" and {trace.num_test_samples:,} of the test split" if is_test_kept else ""
     reason = f"{keeps}, for later runs too: {sum_of}. Predicted times are those of the first epoch"
-    return replace(
-        plan, cache=Decision("disk", reason), cache_bytes=limit, is_test_cached=is_test_kept
+    return plan.replace(
+        cache=Decision("disk", reason), cache_bytes=limit, is_test_cached=is_test_kept
     )
 
 
@@ -122,8 +120,8 @@ def _free_bytes(job: Job, machine: Machine, trace: Trace, plan: Plan) -> tuple[i
     """RAM of a machine that nobody needs, and the words for it."""
     free = machine.memory.available_bytes
     text = f"{format_bytes(free)} free RAM"
-    if plan.offload.value is None:
+    if plan.parallel.offload.value is None:
         return free, text
-    copies = max(1, plan.ranks.value // plan.shard_ranks.value)
-    state = copies * state_bytes(job, trace, plan.precision.value) // machine.nodes
+    copies = max(1, plan.devices.ranks.value // plan.parallel.shard_ranks.value)
+    state = copies * state_bytes(job, trace, plan.numerics.precision.value) // machine.nodes
     return max(0, free - state), f"{text} less {format_bytes(state)} of offloaded state"

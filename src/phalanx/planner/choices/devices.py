@@ -158,13 +158,14 @@ def backend_findings(job: Job, placement: Placement, machine: Machine) -> list[F
 
 def debug_findings(plan: Plan) -> list[Finding]:
     """What is not followed of a wish to see how ranks talk."""
-    if plan.environment.get(DEBUG_VARIABLE) != "DETAIL" or not plan.is_detail_too_much:
+    if plan.devices.environment.get(DEBUG_VARIABLE) != "DETAIL" or not plan.is_detail_too_much:
         return []
     return [
         Finding(
             slug="debug-detail",
             what=f"{DEBUG_VARIABLE}=DETAIL is taken as INFO: DDP over gloo crashes with it",
-            why=f"set in the environment or by --debug-comm; backend gloo: {plan.backend.reason}",
+            why=f"set in the environment or by --debug-comm; backend gloo: "
+            f"{plan.devices.backend.reason}",
             fix="nothing to do; over nccl and with --fsdp it is DETAIL",
             severity="note",
         )
@@ -249,8 +250,14 @@ def choose_threads(
 ) -> Decision[int]:
     """Threads inside an operator, per rank."""
     device, ranks = placement.device.value, placement.ranks.value
-    if previous is not None and previous.device.value == device and previous.ranks.value == ranks:
-        return Decision(previous.threads.value, "kept from the run: it changes the last bits")
+    if (
+        previous is not None
+        and previous.devices.device.value == device
+        and previous.devices.ranks.value == ranks
+    ):
+        return Decision(
+            previous.execution.threads.value, "kept from the run: it changes the last bits"
+        )
     if job.determinism == "exact" and device == "cpu":
         return Decision(1, "determinism = exact: another number would change the last bits")
     cores = machine.cpu.usable_cores

@@ -19,7 +19,7 @@ def choose_frozen_precision(
     if word == "full":
         return Decision("full", "frozen_precision = full: fp32, rounded at every use")
     if previous is not None and word == "auto":
-        return Decision(previous.frozen_precision.value, "kept from the run")
+        return Decision(previous.numerics.frozen_precision.value, "kept from the run")
     if trace.frozen_unknown is not None:
         return Decision("full", f"the model does not run otherwise: {trace.frozen_unknown}")
     narrow = [w for w in weights_of(trace) if w.may_be_narrow(precision)]

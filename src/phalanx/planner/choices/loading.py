@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 from phalanx.errors import format_bytes, format_seconds
@@ -80,7 +79,7 @@ def choose_loading(
     job: Job, machine: Machine, placement: Placement, trace: Trace, plan: Plan, predict: Predict
 ) -> Plan:
     """The plan with what depends on its step time and on the memory that it leaves free."""
-    if plan.workers.value > 0 and job.loader.workers == "auto":
+    if plan.loading.workers.value > 0 and job.loader.workers == "auto":
         forecast = predict(plan) if trace.fetch_time() is not None else None
         if forecast is not None:
             workers = choose_workers(
@@ -88,10 +87,10 @@ def choose_loading(
                 placement,
                 machine,
                 fetch=trace.fetch_time(),
-                micro=plan.micro_batch_size.value,
-                step=(plan.accumulation.value, forecast.step_s - forecast.data_s),
+                micro=plan.batch.micro_batch_size.value,
+                step=(plan.batch.accumulation.value, forecast.step_s - forecast.data_s),
             )
-            plan = replace(plan, workers=workers)
+            plan = plan.replace(workers=workers)
     return _choose_data_on(trace, plan)
 
 
@@ -99,25 +98,25 @@ def _choose_data_on(trace: Trace, plan: Plan) -> Plan:
     """The plan with arrays in memory kept on the device, or not."""
 
     def on_host(reason: str) -> Plan:
-        return replace(plan, data_on=Decision("host", reason))
+        return plan.replace(data_on=Decision("host", reason))
 
     size = trace.array_bytes
     if size is None:
         return plan
-    if plan.device.value != "cuda":
-        return on_host(f"{plan.device.value} computes from the host's memory")
-    if plan.workers.value > 0:
-        return on_host(f"{plan.workers.value} loader processes fetch them")
-    used, ranks = plan.memory_bytes.value, plan.ranks.value
-    if used is None or plan.device_bytes is None or predict_parts(plan).activations is None:
+    if plan.devices.device.value != "cuda":
+        return on_host(f"{plan.devices.device.value} computes from the host's memory")
+    if plan.loading.workers.value > 0:
+        return on_host(f"{plan.loading.workers.value} loader processes fetch them")
+    used, ranks = plan.predicted.memory_bytes.value, plan.devices.ranks.value
+    if used is None or plan.devices.device_bytes is None or predict_parts(plan).activations is None:
         return on_host("how much memory the step leaves free is not known")
-    free = max(0, room_for(plan.device_bytes, ranks) - used)
+    free = max(0, room_for(plan.devices.device_bytes, ranks) - used)
     allowed = int(_KEPT_SHARE * free)
     sum_of = (
         f"arrays of {format_bytes(size)}, {_KEPT_SHARE:.0%} of what the step leaves free is "
-        f"{format_bytes(allowed)} ({describe_room(plan.device_bytes, ranks)} less "
+        f"{format_bytes(allowed)} ({describe_room(plan.devices.device_bytes, ranks)} less "
         f"{format_bytes(used)})"
     )
     if size > allowed:
         return on_host(sum_of)
-    return with_memory(replace(plan, data_on=Decision("device", sum_of), device_data_bytes=size))
+    return with_memory(plan.replace(data_on=Decision("device", sum_of), device_data_bytes=size))

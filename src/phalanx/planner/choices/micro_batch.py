@@ -7,7 +7,7 @@ same in more, smaller ones. Only what fits with room to spare is considered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from phalanx.errors import Finding, format_bytes
@@ -45,10 +45,9 @@ class Candidate:
 
     @property
     def words(self) -> str:
-        word = "on" if self.plan.activation_checkpointing.value else "off"
-        return (
-            f"micro_batch_size={self.plan.micro_batch_size.value} activation_checkpointing={word}"
-        )
+        word = "on" if self.plan.execution.activation_checkpointing.value else "off"
+        micro = self.plan.batch.micro_batch_size.value
+        return f"micro_batch_size={micro} activation_checkpointing={word}"
 
 
 def choose_micro_batch(
@@ -66,16 +65,22 @@ def choose_micro_batch(
             findings
         )
     best = max(fitting, key=lambda candidate: candidate.rate)
-    if plan.has_batchnorm or best.forecast is None:
+    if plan.numerics.has_batchnorm or best.forecast is None:
         chosen = fitting[0]
-        why = "BatchNorm is per micro-batch" if plan.has_batchnorm else "speed is not predicted"
+        why = (
+            "BatchNorm is per micro-batch"
+            if plan.numerics.has_batchnorm
+            else "speed is not predicted"
+        )
         reason = f"the largest that fits in {_limit(plan)}: {why}"
     else:
         chosen = next(c for c in fitting if c.rate >= _ALIKE * best.rate)
         reason = f"{chosen.rate:,.0f} samples/s predicted, of what fits in {_limit(plan)} "
         reason += "the fastest" if chosen is best else f"within 3 % of the fastest ({best.words})"
     plan = _explained(chosen, reason)
-    return replace(plan, alternatives=[*plan.alternatives, *_others(found, chosen)]), findings
+    return plan.replace(
+        alternatives=[*plan.predicted.alternatives, *_others(found, chosen)]
+    ), findings
 
 
 def _is_open(job: Job, plan: Plan, previous: Plan | None) -> bool:
@@ -83,29 +88,30 @@ def _is_open(job: Job, plan: Plan, previous: Plan | None) -> bool:
     return (
         all(size is None for size in stated)
         and previous is None
-        and plan.determinism.value != "exact"
-        and plan.device_bytes is not None
+        and plan.numerics.determinism.value != "exact"
+        and plan.devices.device_bytes is not None
         and predict_parts(plan).activations is not None
     )
 
 
 def _ways(job: Job, plan: Plan) -> Iterator[Plan]:
     """Plans to choose from, the simplest first: kept activations, then fewer micro-batches."""
-    choices = [plan.activation_checkpointing]
-    is_known = plan.footprint is not None and plan.footprint.checkpointed is not None
-    if job.activation_checkpointing == "auto" and plan.num_blocks and is_known:
+    choices = [plan.execution.activation_checkpointing]
+    is_known = (
+        plan.predicted.footprint is not None and plan.predicted.footprint.checkpointed is not None
+    )
+    if job.activation_checkpointing == "auto" and plan.execution.num_blocks and is_known:
         choices = [
             Decision(False, "auto: activations are kept"),
             Decision(True, "auto: blocks run again in backward"),
         ]
     for choice in choices:
-        for micro in _sizes(plan.batch, plan.ranks.value):
-            yield replace(
-                plan,
+        for micro in _sizes(plan.micro_batches, plan.devices.ranks.value):
+            yield plan.replace(
                 activation_checkpointing=choice,
                 micro_batch_size=Decision(micro, ""),
                 accumulation=micro_batches_per_rank(
-                    plan.global_batch_size.value, micro, plan.ranks.value
+                    plan.batch.global_batch_size.value, micro, plan.devices.ranks.value
                 ),
             )
 
@@ -122,32 +128,30 @@ def _sizes(batch: BatchPlan, ranks: int) -> list[int]:
 
 
 def _judge(plan: Plan, predict: Predict) -> Candidate:
-    assert plan.device_bytes is not None
+    assert plan.devices.device_bytes is not None
     size = predict_parts(plan).total
-    fits = size <= room_for(plan.device_bytes, plan.ranks.value)
+    fits = size <= room_for(plan.devices.device_bytes, plan.devices.ranks.value)
     return Candidate(plan, size, fits, predict(plan) if fits else None)
 
 
 def _explained(candidate: Candidate, reason: str) -> Plan:
     plan = candidate.plan
-    total, ranks = plan.global_batch_size.value, plan.ranks.value
+    total, ranks = plan.batch.global_batch_size.value, plan.devices.ranks.value
     dealt = f"{total} / {ranks} ranks" + (
-        f" / {plan.accumulation.value}" if plan.accumulation.value > 1 else ""
+        f" / {plan.batch.accumulation.value}" if plan.batch.accumulation.value > 1 else ""
     )
-    micro = Decision(plan.micro_batch_size.value, f"{dealt}; {reason}")
-    checkpointing = plan.activation_checkpointing
+    micro = Decision(plan.batch.micro_batch_size.value, f"{dealt}; {reason}")
+    checkpointing = plan.execution.activation_checkpointing
     if checkpointing.reason.startswith("auto: "):
         checkpointing = Decision(
             checkpointing.value, f"{checkpointing.reason}; {format_bytes(candidate.bytes)} in all"
         )
-    return with_memory(
-        replace(plan, micro_batch_size=micro, activation_checkpointing=checkpointing)
-    )
+    return with_memory(plan.replace(micro_batch_size=micro, activation_checkpointing=checkpointing))
 
 
 def _limit(plan: Plan) -> str:
-    assert plan.device_bytes is not None
-    return describe_room(plan.device_bytes, plan.ranks.value)
+    assert plan.devices.device_bytes is not None
+    return describe_room(plan.devices.device_bytes, plan.devices.ranks.value)
 
 
 def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:

@@ -7,7 +7,6 @@ off under `fast: off`. A run that goes on keeps what it had: a rung that was dro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from phalanx.errors import Finding, format_bytes, format_seconds
@@ -52,7 +51,7 @@ def settle_rung(job: Job, name: str, previous: Plan | None) -> Decision[str]:
     if job.fast == "off":
         return Decision("off", "fast = off")
     if previous is not None:
-        kept: Decision[str] = getattr(previous, name)
+        kept: Decision[str] = getattr(previous.execution, name)
         return Decision(kept.value, f"kept from the run: {kept.reason.removeprefix(_KEPT)}")
     return Decision("auto", "")
 
@@ -129,12 +128,12 @@ def choose_cuda_graph(
             "cuda_graph",
             settled,
             None if is_possible else against,
-            plan.strategy.value,
-            plan.device.value,
+            plan.parallel.strategy.value,
+            plan.devices.device.value,
         )
     if against is not None:
         return Decision("off", f"auto: {against.what}"), []
-    reason = f"auto: {plan.batch.num_slots} micro-batches a step on one GPU"
+    reason = f"auto: {plan.micro_batches.num_slots} micro-batches a step on one GPU"
     if forecast is not None:
         reason += (
             f"; the host starts operators for {format_seconds(forecast.host_s)} of a step, the "
@@ -150,21 +149,25 @@ def choose_cudnn_search(
     settled = settle_rung(job, "cudnn_search", previous)
     if settled.value != "auto":
         return settled
-    if plan.device.value != "cuda":
-        return Decision("off", f"auto: {plan.device.value} has no cuDNN")
+    if plan.devices.device.value != "cuda":
+        return Decision("off", f"auto: {plan.devices.device.value} has no cuDNN")
     if trace.convolutions == 0:
         return Decision("off", "auto: the model has no 2-D convolution")
-    if plan.determinism.value != "fast":
-        reason = f"determinism = {plan.determinism.value}: each process would choose for itself"
+    if plan.numerics.determinism.value != "fast":
+        reason = (
+            f"determinism = {plan.numerics.determinism.value}: each process would choose for itself"
+        )
         return Decision("off", f"auto: {reason}")
-    if plan.precision.value in ("bf16", "fp16"):
-        reason = f"cuDNN's own rules are as good in {plan.precision.value}, and need no search"
+    if plan.numerics.precision.value in ("bf16", "fp16"):
+        reason = (
+            f"cuDNN's own rules are as good in {plan.numerics.precision.value}, and need no search"
+        )
         return Decision("off", f"auto: {reason}")
     if forecast is None:
         return Decision("off", "auto: how long the job takes is not known")
     numbers = (
         f"the search takes up to {_SEARCH_S:.0f} s of {format_seconds(forecast.duration_s)} and is "
-        f"worth {100 * _SEARCH_GAIN:.0f} % in {plan.precision.value}"
+        f"worth {100 * _SEARCH_GAIN:.0f} % in {plan.numerics.precision.value}"
     )
     is_repaid = _SEARCH_GAIN * forecast.duration_s > _SEARCH_S
     return Decision("on" if is_repaid else "off", f"auto: {numbers}")
@@ -173,26 +176,24 @@ def choose_cudnn_search(
 def _against_graph(
     trace: Trace, plan: Plan, *, has_momentum_warmup: bool = False
 ) -> _Against | None:
-    device, strategy = plan.device.value, plan.strategy.value
+    device, strategy = plan.devices.device.value, plan.parallel.strategy.value
     if device != "cuda":
         return _Against(f"{device} has no CUDA graphs", "cuda_graph=auto")
-    if plan.ranks.value > 1 or not facts_of(strategy).takes_cuda_graphs:
+    if plan.devices.ranks.value > 1 or not facts_of(strategy).takes_cuda_graphs:
         return _Against(
-            f"strategy {strategy} on {plan.ranks.value} ranks: graphs with exchange in them were "
-            "not tried",
+            f"strategy {strategy} on {plan.devices.ranks.value} ranks: graphs with exchange in "
+            "them were not tried",
             "--gpus 1, or cuda_graph=auto",
         )
-    if plan.offload.value is not None:
+    if plan.parallel.offload.value is not None:
         return _Against("the host updates the weights", "cuda_graph=auto")
-    if plan.determinism.value == "exact":
+    if plan.numerics.determinism.value == "exact":
         return _Against("determinism = exact adds up slots one by one", "cuda_graph=auto")
-    if plan.precision.value == "fp64":
+    if plan.numerics.precision.value == "fp64":
         return _Against(
             "torch's fused optimizers read their rate from the device in fp32 only",
             "precision=fp32",
         )
-    if plan.is_recorded:
-        return _Against("the run is recorded", "cuda_graph=auto")
     if has_momentum_warmup:
         return _Against("the momentum changes from step to step", "cuda_graph=auto")
     values = trace.activations_sampled or trace.activations_unknown
@@ -215,10 +216,10 @@ def _against_memory(plan: Plan) -> _Against | None:
     """A graph keeps the memory of its activations, and evaluation has some of its own besides: as
     much, to be safe."""
     parts = predict_parts(plan)
-    if plan.device_bytes is None or parts.activations is None:
+    if plan.devices.device_bytes is None or parts.activations is None:
         return None
     needed = parts.total + parts.activations
-    room = room_for(plan.device_bytes, plan.ranks.value)
+    room = room_for(plan.devices.device_bytes, plan.devices.ranks.value)
     if needed <= room:
         return None
     return _Against(
@@ -247,32 +248,34 @@ def _forced(
 def choose_comparison(job: Job, trace: Trace, plan: Plan, cards: Sequence[Gpu]) -> Decision[bool]:
     """Whether the recipe as it is written runs once, to hold the fast path's gradients against:
     wherever that fits into the device."""
-    rungs = [name for name in ("compile", "channels_last") if getattr(plan, name).value == "on"]
+    rungs = [
+        name for name in ("compile", "channels_last") if getattr(plan.execution, name).value == "on"
+    ]
     if not rungs:
         return Decision(False, "nothing computes in another way; a CUDA graph compares itself")
-    if plan.device_bytes is not None:
+    if plan.devices.device_bytes is not None:
         plain = job.model_copy(update={"compile": "off", "channels_last": "off"})
         footprint = make_footprint(
             plain,
             trace,
-            plan.precision.value,
-            plan.strategy.value,
+            plan.numerics.precision.value,
+            plan.parallel.strategy.value,
             cards,
-            plan.shard_ranks.value,
-            plan.offload.value,
+            plan.parallel.shard_ranks.value,
+            plan.parallel.offload.value,
         )
         needed = footprint.parts(
-            micro_batch=plan.batch.largest_slot,
-            samples=plan.batch.largest_slot,
-            is_checkpointed=plan.activation_checkpointing.value,
-            shards=plan.shard_ranks.value,
+            micro_batch=plan.micro_batches.largest_slot,
+            samples=plan.micro_batches.largest_slot,
+            is_checkpointed=plan.execution.activation_checkpointing.value,
+            shards=plan.parallel.shard_ranks.value,
         ).total
-        if needed > room_for(plan.device_bytes, plan.ranks.value):
+        if needed > room_for(plan.devices.device_bytes, plan.devices.ranks.value):
             return Decision(
                 False,
                 f"as it is written the model would take {format_bytes(needed)} of "
-                f"{format_bytes(plan.device_bytes)}, and {format_bytes(predict_parts(plan).total)} "
-                "as planned",
+                f"{format_bytes(plan.devices.device_bytes)}, and "
+                f"{format_bytes(predict_parts(plan).total)} as planned",
             )
     return Decision(True, f"{', '.join(rungs)}: gradients of the first micro-batch, thrown away")
 
@@ -281,17 +284,17 @@ def without_each(plan: Plan, predict: Callable[[Plan], Forecast | None]) -> list
     """The plan without one rung at a time; `time/compile_gain.py` has compiled code."""
     entries: list[dict[str, object]] = []
     for name in ("channels_last", "cuda_graph"):
-        if getattr(plan, name).value == "off":
+        if getattr(plan.execution, name).value == "off":
             continue
         off: dict[str, Any] = {name: Decision("off", "")}
-        forecast = predict(replace(plan, **off))
-        rate, now = forecast and forecast.samples_per_s, plan.samples_per_s.value
+        forecast = predict(plan.replace(**off))
+        rate, now = forecast and forecast.samples_per_s, plan.predicted.samples_per_s.value
         why = f"{100 * (1 - rate / now):.0f} % slower" if rate and now else "slower"
         entries.append(
             {
                 "choice": f"{name}=off",
                 "samples_per_s": rate,
-                "memory_bytes": plan.memory_bytes.value,
+                "memory_bytes": plan.predicted.memory_bytes.value,
                 "why_not": why,
             }
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from phalanx.errors import format_bytes
@@ -25,9 +24,9 @@ def other_strategies(
 ) -> list[dict[str, Any]]:
     """What keeps the state in another way, with the same batch: ddp where fsdp was chosen, and the
     other way round; where the state is in host memory, also what keeps it on the GPUs."""
-    ranks, chosen = plan.ranks.value, plan.strategy.value
-    is_offloaded = chosen == "fsdp" and plan.offload.value is not None
-    if plan.determinism.value == "exact" or chosen not in ("ddp", "fsdp"):
+    ranks, chosen = plan.devices.ranks.value, plan.parallel.strategy.value
+    is_offloaded = chosen == "fsdp" and plan.parallel.offload.value is not None
+    if plan.numerics.determinism.value == "exact" or chosen not in ("ddp", "fsdp"):
         return []
     if ranks == 1:
         names = ["single"] if is_offloaded else []
@@ -47,19 +46,22 @@ def _other(
 ) -> dict[str, Any]:
     shards = 1
     if name == "fsdp":
-        is_same = plan.strategy.value == "fsdp"
-        shards = plan.shard_ranks.value if is_same else placement.node_ranks
-    other = replace(
-        plan,
+        is_same = plan.parallel.strategy.value == "fsdp"
+        shards = plan.parallel.shard_ranks.value if is_same else placement.node_ranks
+    other = plan.replace(
         strategy=Decision(name, ""),
         shard_ranks=Decision(shards, ""),
         offload=Decision(None, ""),
-        footprint=make_footprint(job, trace, plan.precision.value, name, placement.cards, shards),
+        footprint=make_footprint(
+            job, trace, plan.numerics.precision.value, name, placement.cards, shards
+        ),
     )
     parts, forecast = predict_parts(other), predict(other)
     rate = forecast.samples_per_s if forecast is not None else None
     return {
-        "choice": "fsdp.offload=false" if name == plan.strategy.value else f"strategy={name}",
+        "choice": "fsdp.offload=false"
+        if name == plan.parallel.strategy.value
+        else f"strategy={name}",
         "samples_per_s": rate,
         "memory_bytes": parts.total,
         "why_not": _why_not(job, plan, name, parts.total, rate),
@@ -67,15 +69,15 @@ def _other(
 
 
 def _why_not(job: Job, plan: Plan, name: str, size: int, rate: float | None) -> str:
-    if name == plan.strategy.value and job.fsdp.offload is True:
+    if name == plan.parallel.strategy.value and job.fsdp.offload is True:
         return "fsdp.offload = true is asked for"
-    if name != plan.strategy.value and job.strategy != "auto":
+    if name != plan.parallel.strategy.value and job.strategy != "auto":
         return f"strategy = {job.strategy} is asked for"
-    ranks = plan.ranks.value
-    if plan.device_bytes is not None and size > room_for(plan.device_bytes, ranks):
-        limit = describe_room(plan.device_bytes, ranks)
+    ranks = plan.devices.ranks.value
+    if plan.devices.device_bytes is not None and size > room_for(plan.devices.device_bytes, ranks):
+        limit = describe_room(plan.devices.device_bytes, ranks)
         return f"{format_bytes(size)}, more than {limit}"
-    now = plan.samples_per_s.value
+    now = plan.predicted.samples_per_s.value
     if rate is None or now is None:
         return "less simple, and not needed"
     share = 100 * (rate / now - 1)

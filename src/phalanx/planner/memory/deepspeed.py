@@ -82,9 +82,9 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
     given = job.deepspeed.config
     settings: dict[str, Any] = deepcopy(given) if isinstance(given, dict) else {}
     zero = settings.setdefault("zero_optimization", {})
-    zero["stage"] = plan.zero_stage.value
+    zero["stage"] = plan.parallel.zero_stage.value
     # DeepSpeed allocates the whole bucket, 2 GB by default: more than the model has is waste.
-    zero.setdefault("reduce_bucket_size", min(BUCKET, plan.parameters.value))
+    zero.setdefault("reduce_bucket_size", min(BUCKET, plan.predicted.parameters.value))
     offloaded = {
         "offload_optimizer": job.deepspeed.offload_optimizer,
         "offload_param": job.deepspeed.offload_parameters,
@@ -95,13 +95,16 @@ def deepspeed_settings(job: Job, plan: Plan) -> dict[str, Any]:
         else:
             zero.pop(key, None)
     for name in ("bf16", "fp16"):
-        settings[name] = {**settings.get(name, {}), "enabled": plan.precision.value == name}
+        settings[name] = {
+            **settings.get(name, {}),
+            "enabled": plan.numerics.precision.value == name,
+        }
     return {
         # Progress is in the events; DeepSpeed's meter would wait for the device after each step.
         "steps_per_print": None,
         "timers": {"throughput": {"enabled": False}},
         **settings,
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size.value,
+        "train_micro_batch_size_per_gpu": plan.batch.micro_batch_size.value,
         # Slots may be unequal: the strategy says which pass of a step is the last.
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": not _adds_up_in_host_memory(job, plan),
@@ -116,4 +119,4 @@ def _adds_up_in_host_memory(job: Job, plan: Plan) -> bool:
     what it has added up in the last pass, and loses the gradients of a parameter that this pass
     does not reach; left to the update, it hands over everything."""
     settings = job.deepspeed
-    return settings.offload_optimizer and settings.stage > 1 and plan.accumulation.value > 1
+    return settings.offload_optimizer and settings.stage > 1 and plan.batch.accumulation.value > 1

@@ -64,12 +64,12 @@ def fit_findings(
 ) -> list[Finding]:
     """Whether the plan fits; errors are jobs that cannot run whatever the micro-batch is.
     `host_bytes` is the host memory that the ranks share, of all their nodes."""
-    there = plan.device_bytes
+    there = plan.devices.device_bytes
     if there is None:
         return []
-    planned, room = predict_parts(plan), room_for(there, plan.ranks.value)
+    planned, room = predict_parts(plan), room_for(there, plan.devices.ranks.value)
     unknown = [_unknown(job, trace)] if _is_unknown(trace, planned) else []
-    if not unknown and plan.compile.value == "on" and planned.activations is None:
+    if not unknown and plan.execution.compile.value == "on" and planned.activations is None:
         unknown = [_compiled_unknown(trace)]
     if planned.total <= room:
         return unknown
@@ -116,27 +116,30 @@ def _compiled_unknown(trace: Trace) -> Finding:
 
 def _least(plan: Plan, trace: Trace) -> Parts:
     """What a rank needs with the smallest micro-batch, and with checkpointing if that is open."""
-    micro = min(smallest_micro_batch(trace), plan.micro_batch_size.value)
-    smallest = replace(plan, micro_batch_size=Decision(micro, "the smallest"))
+    micro = min(smallest_micro_batch(trace), plan.batch.micro_batch_size.value)
+    smallest = plan.replace(micro_batch_size=Decision(micro, "the smallest"))
     return predict_parts(
-        smallest, is_checkpointed=plan.activation_checkpointing.value or plan.may_recompute
+        smallest,
+        is_checkpointed=plan.execution.activation_checkpointing.value
+        or plan.execution.may_recompute,
     )
 
 
 def _too_large_a_batch(plan: Plan, trace: Trace, planned: Parts, there: int) -> Finding:
-    micro = plan.batch.micro_batch_size
+    micro = plan.micro_batches.micro_batch_size
     while micro > smallest_micro_batch(trace):
         micro = max(smallest_micro_batch(trace), micro // 2)
-        smaller = replace(plan, micro_batch_size=Decision(micro, "tried"))
-        if predict_parts(smaller).total <= room_for(there, plan.ranks.value):
+        smaller = plan.replace(micro_batch_size=Decision(micro, "tried"))
+        if predict_parts(smaller).total <= room_for(there, plan.devices.ranks.value):
             break
-    held, parts = process_bytes(planned.total, plan.ranks.value)
+    held, parts = process_bytes(planned.total, plan.devices.ranks.value)
+    chosen = plan.batch.micro_batch_size
     return Finding(
         slug="micro-batch-too-large",
-        what=f"with micro-batches of {plan.batch.largest_slot} a process may hold "
+        what=f"with micro-batches of {plan.micro_batches.largest_slot} a process may hold "
         f"{describe_interval(held, PROCESS_SPREAD)}, the smallest GPU has {format_bytes(there)}",
-        why=f"predicted: {planned}; {parts}; micro_batch_size = {plan.micro_batch_size.value} "
-        f"({plan.micro_batch_size.reason}); a rank that runs out of memory cuts it and goes on",
+        why=f"predicted: {planned}; {parts}; micro_batch_size = {chosen.value} "
+        f"({chosen.reason}); a rank that runs out of memory cuts it and goes on",
         fix=f"micro_batch_size={micro}",
         severity="warning",
     )
@@ -146,7 +149,7 @@ def _tight(
     plan: Plan, least: Parts, there: int, cards: Sequence[Gpu], attempts: Sequence[_Attempt]
 ) -> Finding:
     """Nothing smaller is left to choose, and it may be too much."""
-    held, parts = process_bytes(least.total, plan.ranks.value)
+    held, parts = process_bytes(least.total, plan.devices.ranks.value)
     why, fix = _way_out(plan, least, attempts)
     return Finding(
         slug="memory-tight",
@@ -180,9 +183,9 @@ def _way_out(plan: Plan, least: Parts, attempts: Sequence[_Attempt]) -> tuple[st
     """What is needed and was tried, and the first change that fits."""
     fitting = next((attempt for attempt in attempts if attempt.fits), None)  # the last one
     tried = "; ".join(str(attempt) for attempt in attempts if not attempt.fits)
-    ranks = plan.ranks.value
+    ranks = plan.devices.ranks.value
     where = f"{ranks} ranks" if ranks > 1 else "one rank"
-    how = f"{plan.strategy.value} on {where} in {plan.precision.value}"
+    how = f"{plan.parallel.strategy.value} on {where} in {plan.numerics.precision.value}"
     fix = "a smaller model or a smaller input, by the recipe's options: nothing tried fits"
     if fitting is not None:
         fix = f"{fitting.change}, which needs {format_bytes(fitting.needed)}"
@@ -197,11 +200,11 @@ def _attempts(
     """Changes from the smallest to the largest: each alone, then together, then more hardware."""
     way = _Way(
         job,
-        plan.precision.value,
-        plan.activation_checkpointing.value or plan.may_recompute,
-        plan.strategy.value,
-        plan.shard_ranks.value,
-        plan.offload.value,
+        plan.numerics.precision.value,
+        plan.execution.activation_checkpointing.value or plan.execution.may_recompute,
+        plan.parallel.strategy.value,
+        plan.parallel.shard_ranks.value,
+        plan.parallel.offload.value,
     )
 
     def attempt(text: str, way: _Way, there: int = there) -> _Attempt:
@@ -246,7 +249,7 @@ def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Itera
         yield f"precision={half}", lambda way: replace(way, precision=half)
     if not way.is_checkpointed and trace.checkpointed_bytes:
         yield "activation_checkpointing=on", lambda way: replace(way, is_checkpointed=True)
-    ranks = plan.ranks.value
+    ranks = plan.devices.ranks.value
     facts = facts_of(way.strategy)
     if facts.has_zero_stages:
         if way.job.deepspeed.stage < 3:
@@ -258,7 +261,7 @@ def _changes(trace: Trace, plan: Plan, way: _Way, cards: Sequence[Gpu]) -> Itera
             ),
         )
         return
-    if plan.determinism.value == "exact":
+    if plan.numerics.determinism.value == "exact":
         return
     if not facts.is_sharded and ranks > 1:
         yield "strategy=fsdp", lambda way: replace(way, strategy="fsdp", shards=ranks)
@@ -283,7 +286,7 @@ def _with_more_gpus(
     """Twice as many until it fits; the last is given if none does."""
     if facts_of(way.strategy).is_for_one_rank:
         text, way = f"{text} strategy=fsdp".strip(), replace(way, strategy="fsdp")
-    ranks = plan.ranks.value
+    ranks = plan.devices.ranks.value
     tried = None
     while ranks < _MOST_GPUS and not (tried and tried.fits):
         ranks *= 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from phalanx.errors import Finding, format_bytes
 from phalanx.job.schema import Job
@@ -144,36 +143,36 @@ def _changed(lines: list[Line] | None, wide: int, less: int) -> list[Line] | Non
 
 def predict_parts(plan: Plan, *, is_checkpointed: bool | None = None) -> Parts:
     """What one rank of a plan holds at its peak, as planned or with the other checkpointing."""
-    batch, ranks = plan.batch, plan.ranks.value
+    batch, ranks = plan.micro_batches, plan.devices.ranks.value
     if is_checkpointed is None:
-        is_checkpointed = plan.activation_checkpointing.value
+        is_checkpointed = plan.execution.activation_checkpointing.value
     busiest = deal(batch.num_slots, 0, ranks)[1]
     samples = min(batch.global_batch_size, busiest * batch.micro_batch_size)
-    determinism = plan.determinism.value
-    facts = facts_of(plan.strategy.value, determinism)
-    footprint = plan.footprint or _footprint_of_older(plan)
+    determinism = plan.numerics.determinism.value
+    facts = facts_of(plan.parallel.strategy.value, determinism)
+    footprint = plan.predicted.footprint or _footprint_of_older(plan)
     return footprint.parts(
         micro_batch=batch.largest_slot,
         samples=samples,
         is_checkpointed=is_checkpointed,
         # The slot's own, its row, and a row for each level of the slot tree.
         gradient_copies=2 + busiest.bit_length() if determinism == "exact" else 1,
-        shards=plan.shard_ranks.value,
+        shards=plan.parallel.shard_ranks.value,
         is_one_pass=busiest == 1 and not facts.has_gradient_buffers,
         # What is captured runs on a stream of its own (61 to 84 MiB more on an H200).
-        streams=2 if plan.cuda_graph.value == "on" else 1,
+        streams=2 if plan.execution.cuda_graph.value == "on" else 1,
     )
 
 
 def _footprint_of_older(plan: Plan) -> Footprint:
     """Of a plan made before memory was predicted: as if every parameter learned."""
-    optimizer = plan.identity.get("optimizer", {})
-    size = plan.parameters.value * (8 if plan.precision.value == "fp64" else 4)
+    optimizer = plan.history.identity.get("optimizer", {})
+    size = plan.predicted.parameters.value * (8 if plan.numerics.precision.value == "fp64" else 4)
     return Footprint(
         weight_bytes=size,
         gradient_bytes=size,
         optimizer_bytes=size * (2 if optimizer.get("name") == "adamw" else 1),
-        average_bytes=size if plan.ema.value is not None else 0,
+        average_bytes=size if plan.learning.ema.value is not None else 0,
         unknown="the plan is of an earlier version",
     )
 
@@ -181,20 +180,22 @@ def _footprint_of_older(plan: Plan) -> Footprint:
 def predict_memory(plan: Plan) -> Decision[int | None]:
     """Peak bytes on one rank, and what they are for."""
     parts = predict_parts(plan)
-    reason = f"{parts}; micro-batch {plan.batch.largest_slot}"
-    if parts.activations is not None and plan.device.value == "cuda":
-        reason += f"; {describe_interval(parts.total + plan.device_data_bytes, TENSORS_SPREAD)}"
+    reason = f"{parts}; micro-batch {plan.micro_batches.largest_slot}"
+    if parts.activations is not None and plan.devices.device.value == "cuda":
+        reason += (
+            f"; {describe_interval(parts.total + plan.loading.device_data_bytes, TENSORS_SPREAD)}"
+        )
     if parts.activations is None:
-        why = plan.footprint.unknown if plan.footprint is not None else None
+        why = plan.predicted.footprint.unknown if plan.predicted.footprint is not None else None
         reason += f"; activations are not counted: {why or 'not traced'}"
-    elif plan.footprint is not None and plan.footprint.source is not None:
-        reason += f"; {plan.footprint.source}"
-    total = parts.total + plan.device_data_bytes
-    if plan.device_data_bytes:
-        reason += f"; {format_bytes(plan.device_data_bytes)} of it data"
-    if plan.device_bytes is not None:
-        share = round(100 * total / plan.device_bytes)
-        reason += f"; {share} % of {format_bytes(plan.device_bytes)}"
+    elif plan.predicted.footprint is not None and plan.predicted.footprint.source is not None:
+        reason += f"; {plan.predicted.footprint.source}"
+    total = parts.total + plan.loading.device_data_bytes
+    if plan.loading.device_data_bytes:
+        reason += f"; {format_bytes(plan.loading.device_data_bytes)} of it data"
+    if plan.devices.device_bytes is not None:
+        share = round(100 * total / plan.devices.device_bytes)
+        reason += f"; {share} % of {format_bytes(plan.devices.device_bytes)}"
     return Decision(total, reason)
 
 
@@ -202,16 +203,18 @@ def with_memory(plan: Plan) -> Plan:
     """The plan with its own prediction."""
     memory = predict_memory(plan)
     held: Decision[int | None] = Decision(None, "only CUDA's is predicted")
-    if plan.device.value == "cuda" and memory.value is not None:
-        held = Decision(*process_bytes(memory.value, plan.ranks.value))
-    return replace(plan, memory_bytes=memory, process_bytes=held)
+    if plan.devices.device.value == "cuda" and memory.value is not None:
+        held = Decision(*process_bytes(memory.value, plan.devices.ranks.value))
+    return plan.replace(memory_bytes=memory, process_bytes=held)
 
 
 def fits_for_sure(plan: Plan) -> bool:
     """Return True if the upper end of what a process may hold is there, or nothing is known."""
-    if plan.device_bytes is None or plan.memory_bytes.value is None:
+    if plan.devices.device_bytes is None or plan.predicted.memory_bytes.value is None:
         return True
-    return plan.memory_bytes.value <= room_for(plan.device_bytes, plan.ranks.value)
+    return plan.predicted.memory_bytes.value <= room_for(
+        plan.devices.device_bytes, plan.devices.ranks.value
+    )
 
 
 def smallest_memory(cards: Iterable[Gpu]) -> int | None:
@@ -229,10 +232,10 @@ def choose_activation_checkpointing(
     """The plan with blocks that run again in backward, or without, by wish or by prediction."""
     word = job.activation_checkpointing
     asked = f"activation_checkpointing = {word}"
-    if plan.num_blocks == 0:
+    if plan.execution.num_blocks == 0:
         decision = Decision(False, f"{asked}; the model has no repeated part")
         findings = [_no_blocks(asked)] if word == "on" else []
-        return with_memory(replace(plan, activation_checkpointing=decision)), findings
+        return with_memory(plan.replace(activation_checkpointing=decision)), findings
     if word == "auto":
         decision = _by_prediction(plan, previous)
     else:
@@ -240,21 +243,21 @@ def choose_activation_checkpointing(
             "on": "run their forward again in backward",
             "off": "keep what backward needs",
         }[word]
-        decision = Decision(word == "on", f"{asked}: {plan.num_blocks} blocks {effect}")
-    plan = replace(plan, activation_checkpointing=decision, may_recompute=word == "auto")
+        decision = Decision(word == "on", f"{asked}: {plan.execution.num_blocks} blocks {effect}")
+    plan = plan.replace(activation_checkpointing=decision, may_recompute=word == "auto")
     return with_memory(plan), []
 
 
 def _by_prediction(plan: Plan, previous: Plan | None) -> Decision[bool]:
-    if previous is not None and previous.activation_checkpointing.value:
+    if previous is not None and previous.execution.activation_checkpointing.value:
         return Decision(True, "kept from the run")
-    if plan.device_bytes is None:
-        return Decision(False, f"auto: the memory of {plan.device.value} is not watched")
+    if plan.devices.device_bytes is None:
+        return Decision(False, f"auto: the memory of {plan.devices.device.value} is not watched")
     without = predict_parts(plan, is_checkpointed=False)
     if without.activations is None:
         return Decision(False, "auto: activations could not be predicted")
-    limit = describe_room(plan.device_bytes, plan.ranks.value)
-    if without.total <= room_for(plan.device_bytes, plan.ranks.value):
+    limit = describe_room(plan.devices.device_bytes, plan.devices.ranks.value)
+    if without.total <= room_for(plan.devices.device_bytes, plan.devices.ranks.value):
         return Decision(
             False, f"auto: {format_bytes(without.total)} without it, which is within {limit}"
         )

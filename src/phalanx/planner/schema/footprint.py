@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from phalanx.errors import format_bytes
 
@@ -160,22 +160,6 @@ class Footprint:
         waiting = self.unreduced_bytes if later is None else min(self.unreduced_bytes, later)
         at_the_end = self.last_reduced_bytes - self.gathered_bytes - (alone or 0)
         return alone, max(waiting, at_the_end)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Footprint:
-        lines = {name: read_lines(record.get(name)) for name in _LINES}
-        return cls(**{**record, **lines})
-
-
-_LINES = ("kept", "checkpointed", "kept_with_gradients", "checkpointed_with_gradients")
-
-
-def read_lines(record: Any) -> list[Line] | None:
-    """Lines as JSON holds them."""
-    return None if record is None else [Line(*pair) for pair in record]
 
 
 def upper_lines(lines: Iterable[Line]) -> list[Line]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """One optimizer step, in seconds, and what follows from it."""
 
+    step_s: float
+    """Sum of the next four."""
+    step_low_s: float
+    step_high_s: float
+    """The interval that it lies within, most of the time."""
     compute_s: float
     """Forward, backward and update of the busiest rank, host included."""
     exposed_s: float
@@ -47,10 +51,6 @@ class Forecast:
     source: str
     """Where the rates come from."""
 
-    @property
-    def step_s(self) -> float:
-        return self.compute_s + self.exposed_s + self.waiting_s + self.data_s
-
     def interval(self, value: float) -> tuple[float, float]:
         """What a time of this forecast lies within, most of the time."""
         return value / (1 + self.spread), value * (1 + self.spread)
@@ -61,11 +61,3 @@ class Forecast:
 
     def at_worst(self) -> float:
         return max(self.loader_s, self.compute_s + self.together_high_s)
-
-    def to_json(self) -> dict[str, Any]:
-        low, high = self.interval(self.step_s)
-        return {**asdict(self), "step_s": self.step_s, "step_low_s": low, "step_high_s": high}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Forecast:
-        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})

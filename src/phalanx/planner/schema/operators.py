@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from phalanx.planner.schema.footprint import Line
 
@@ -42,9 +42,3 @@ class Operator(NamedTuple):
     another: (steps, samples, gates x units, units)."""
     name: str = ""
     """Of the operator in torch, for people who look for what takes the time."""
-
-    @classmethod
-    def from_json(cls, record: list[Any]) -> Operator:
-        kind, phase, dtype, times, flops, size, shape, name = record
-        lines = Shape(*(Line(*line) for line in shape)) if shape is not None else None
-        return cls(kind, phase, dtype, times, Line(*flops), Line(*size), lines, name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from phalanx.planner.schema.footprint import Line, read_lines
+from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.operators import Operator
 
 EAGER = ("fp32", "bf16")
@@ -138,32 +138,3 @@ class Trace:
         if self.fetch_line is None and self.fetch_s is not None:
             return FetchTime(0.0, self.fetch_s)
         return self.fetch_line
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Trace:
-        lines = {
-            name: {kind: read_lines(pairs) for kind, pairs in record.get(name, {}).items()}
-            for name in ("activation_bytes", "checkpointed_bytes")
-        }
-        operators = {
-            name: {
-                kind: [Operator.from_json(entry) for entry in entries]
-                for kind, entries in record.get(name, {}).items()
-            }
-            for name in ("operators", "checkpointed_operators")
-        }
-        weights = [Weight(tuple(shape), *rest) for shape, *rest in record.get("weights", [])]
-        line = record.get("fetch_line")
-        kept = {
-            name: KeptSample(*record[name]) if record.get(name) is not None else None
-            for name in ("kept_sample", "kept_test_sample")
-        }
-        tuples = {
-            "fetch_line": FetchTime(*line) if line is not None else None,
-            "weights": weights,
-            **kept,
-        }
-        return cls(**{**record, **lines, **operators, **tuples})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from phalanx.job.strategies import facts_of
 from phalanx.machine.calibration import Calibration, MeasuredStep
@@ -33,35 +33,35 @@ def job_key(plan: Plan) -> str:
     """What decides how long one rank computes for some micro-batch, as a hash. Learning rate,
     length and data order are no part of it; nor is the number of ranks, so that what one GPU was
     measured to do counts for eight."""
-    identity, footprint = plan.identity, plan.footprint
+    identity, footprint = plan.history.identity, plan.predicted.footprint
     optimizer = identity.get("optimizer", {})
     facts = {
         "recipe": str(identity.get("recipe")).replace("\\", "/").rpartition("/")[2],
         "recipe_fingerprint": identity.get("recipe_fingerprint"),
         "options": identity.get("options"),
-        "parameters": plan.parameters.value,
+        "parameters": plan.predicted.parameters.value,
         "input_bytes": footprint.input_bytes if footprint is not None else None,
         "optimizer": [
             optimizer.get("name"),
             bool(optimizer.get("momentum")),
             optimizer.get("clip_norm") is not None,
         ],
-        "ema": plan.ema.value is not None,
-        "device": plan.device.value,
-        "precision": plan.precision.value,
-        "determinism": plan.determinism.value,
-        "activation_checkpointing": plan.activation_checkpointing.value,
+        "ema": plan.learning.ema.value is not None,
+        "device": plan.devices.device.value,
+        "precision": plan.numerics.precision.value,
+        "determinism": plan.numerics.determinism.value,
+        "activation_checkpointing": plan.execution.activation_checkpointing.value,
         # Only where it is on: what was measured before there was such a key counts.
         **(
             {"frozen_precision": "compute"}
-            if plan.frozen_precision.value == "compute"
-            and not facts_of(plan.strategy.value).has_half_weights
+            if plan.numerics.frozen_precision.value == "compute"
+            and not facts_of(plan.parallel.strategy.value).has_half_weights
             else {}
         ),
         **{
             name: "on"
             for name in ("compile", "channels_last", "cuda_graph")
-            if getattr(plan, name).value == "on"
+            if getattr(plan.execution, name).value == "on"
         },
     }
     text = json.dumps(facts, sort_keys=True, default=str)
@@ -73,23 +73,21 @@ def measured_steps(calibration: Calibration, plan: Plan) -> list[MeasuredStep]:
     that, else under the same strategy, else under any."""
     key = job_key(plan)
     steps = [step for step in calibration.steps if step.job_key == key]
-    alike = [step for step in steps if step.strategy == plan.strategy.value]
-    return [step for step in alike if step.ranks == plan.ranks.value] or alike or steps
+    alike = [step for step in steps if step.strategy == plan.parallel.strategy.value]
+    return [step for step in alike if step.ranks == plan.devices.ranks.value] or alike or steps
 
 
 def plan_at(plan: Plan, micro_batch: int, accumulation: int = 1) -> Plan | None:
     """The plan when every rank runs `accumulation` micro-batches of exactly this size in every
     step; None when the train split has too few samples for one step."""
-    whole = micro_batch * accumulation * plan.ranks.value
-    steps = plan.num_samples.value // whole
+    whole = micro_batch * accumulation * plan.devices.ranks.value
+    steps = plan.batch.num_samples.value // whole
     if steps < 1:
         return None
     reason = "as bench measures it"
     batch = BatchPlan(steps * whole, whole, micro_batch)
     return with_memory(
-        replace(
-            plan,
-            # Whole steps only: the short last step of an epoch would count like the others.
+        plan.replace(
             num_samples=Decision(batch.num_samples, reason),
             global_batch_size=Decision(whole, reason),
             micro_batch_size=Decision(micro_batch, reason),
@@ -103,7 +101,7 @@ def plan_at(plan: Plan, micro_batch: int, accumulation: int = 1) -> Plan | None:
 def choose_micro_batches(plan: Plan) -> list[int]:
     """A quarter of the planned micro-batch, a half, itself and the double, as far as the data and
     the predicted memory go; the planned one is always among them."""
-    planned = plan.batch.largest_slot
+    planned = plan.micro_batches.largest_slot
     wanted = {max(1, planned // 4), max(1, planned // 2), planned, 2 * planned}
     return [m for m in sorted(wanted) if m == planned or _may_fit(plan, m)]
 
@@ -112,8 +110,8 @@ def _may_fit(plan: Plan, micro_batch: int) -> bool:
     at = plan_at(plan, micro_batch)
     if at is None:
         return False
-    if plan.has_batchnorm and micro_batch < 2:
+    if plan.numerics.has_batchnorm and micro_batch < 2:
         return False
-    if plan.device_bytes is None:
+    if plan.devices.device_bytes is None:
         return True
-    return predict_parts(at).total <= room_for(plan.device_bytes, plan.ranks.value)
+    return predict_parts(at).total <= room_for(plan.devices.device_bytes, plan.devices.ranks.value)

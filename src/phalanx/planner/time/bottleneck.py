@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from phalanx.errors import format_seconds
 from phalanx.machine.calibration import MeasuredStep
@@ -26,9 +25,6 @@ class Bottleneck:
     change: str | None
     """What to change, with a line to paste; None when nothing is worth it."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def throughput(step: MeasuredStep) -> float:
     """Samples per second of all ranks."""
@@ -40,7 +36,7 @@ def find_bottleneck(plan: Plan, steps: Sequence[MeasuredStep], *, cores: int) ->
     of the machine. None without steps."""
     if not steps:
         return None
-    planned = plan.batch.largest_slot
+    planned = plan.micro_batches.largest_slot
     step = min(steps, key=lambda s: (abs(s.micro_batch - planned), s.micro_batch))
     waits = {
         "data": step.data_s,
@@ -85,12 +81,12 @@ def _more_loaders(plan: Plan, step: MeasuredStep, cores: int) -> str:
         f"{samples} samples x {format_seconds(step.fetch_s)} = {format_seconds(fetching)} to "
         f"fetch, {format_seconds(rest)} to compute meanwhile"
     )
-    if needed <= plan.workers.value:
+    if needed <= plan.loading.workers.value:
         return (
-            f"{arithmetic}: {plan.workers.value} loader processes should do, so look at what they "
-            "share: storage, or cores that the training itself needs"
+            f"{arithmetic}: {plan.loading.workers.value} loader processes should do, so look at "
+            "what they share: storage, or cores that the training itself needs"
         )
-    if plan.device.value == "cpu":
+    if plan.devices.device.value == "cpu":
         return f"{arithmetic}: on a CPU both take the same cores; make a sample cheaper to fetch"
     if needed > here:
         return (
@@ -101,7 +97,7 @@ def _more_loaders(plan: Plan, step: MeasuredStep, cores: int) -> str:
 
 
 def _exchange_less(plan: Plan) -> str:
-    twice = 2 * plan.accumulation.value
+    twice = 2 * plan.batch.accumulation.value
     return (
         f"exchange half as often, with twice the global batch: `gradient_accumulation={twice}`; or "
         "a faster link between the ranks (`phalanx check` shows it)"
@@ -126,11 +122,13 @@ def _take(fastest: MeasuredStep, step: MeasuredStep) -> str:
 
 
 def _compute_less(plan: Plan) -> str | None:
-    if plan.device.value != "cuda":
+    if plan.devices.device.value != "cuda":
         return None
-    if plan.precision.value in ("fp32", "tf32", "fp64"):
-        return f"precision is {plan.precision.value}: `precision=bf16`, or fp16 before Ampere"
-    if plan.activation_checkpointing.value:
+    if plan.numerics.precision.value in ("fp32", "tf32", "fp64"):
+        return (
+            f"precision is {plan.numerics.precision.value}: `precision=bf16`, or fp16 before Ampere"
+        )
+    if plan.execution.activation_checkpointing.value:
         return (
             "a quarter of it is activations computed twice: `activation_checkpointing=off`, if "
             "they fit"

@@ -163,12 +163,12 @@ def choose_by_gain(trace: Trace, eager: Plan, compiled: Plan) -> Decision[str]:
     )
     costs = f"compiling takes {format_seconds(cost)} ({how}; less from the second start on)"
     if fits_for_sure(eager) and not fits_for_sure(compiled):
-        sizes = [format_bytes(plan.memory_bytes.value or 0) for plan in (compiled, eager)]
+        sizes = [format_bytes(plan.predicted.memory_bytes.value or 0) for plan in (compiled, eager)]
         return Decision("off", f"auto: {sizes[0]} compiled may not fit, {sizes[1]} without it do")
-    before, after = eager.step_s.value, compiled.step_s.value
+    before, after = eager.predicted.step_s.value, compiled.predicted.step_s.value
     if before is None or after is None:
         return Decision("off", "auto: the time of a step is not predicted; compile=on tries it")
-    steps = compiled.total_steps.value
+    steps = compiled.batch.total_steps.value
     saved = steps * (before - after)
     times = f"a step takes {format_seconds(after)} compiled and {format_seconds(before)} without"
     if before < _WORTH * after:
@@ -186,16 +186,16 @@ def choose_by_gain(trace: Trace, eager: Plan, compiled: Plan) -> Decision[str]:
 
 def with_other(chosen: Plan, other: Plan) -> Plan:
     """The chosen plan with the other one among what was considered."""
-    rate, now = other.samples_per_s.value, chosen.samples_per_s.value
-    why = "less simple" if other.compile.value == "on" else "slower"
+    rate, now = other.predicted.samples_per_s.value, chosen.predicted.samples_per_s.value
+    why = "less simple" if other.execution.compile.value == "on" else "slower"
     if rate is not None and now is not None:
         share = 100 * (rate / now - 1)
         why = f"{abs(share):.0f} % {'faster' if share > 0 else 'slower'}"
         why += ", but compiling is not repaid" if share > 0 else ""
     entry = {
-        "choice": f"compile={other.compile.value}",
+        "choice": f"compile={other.execution.compile.value}",
         "samples_per_s": rate,
-        "memory_bytes": other.memory_bytes.value,
+        "memory_bytes": other.predicted.memory_bytes.value,
         "why_not": why,
     }
-    return replace(chosen, alternatives=[*chosen.alternatives, entry])
+    return chosen.replace(alternatives=[*chosen.predicted.alternatives, entry])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phalanx.errors import format_seconds
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.plan import Decision, Plan
@@ -15,7 +13,7 @@ def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
         return plan
     low, high = (format_seconds(value) for value in forecast.interval(forecast.step_s))
     parts = [f"compute {format_seconds(forecast.compute_s)}"]
-    if plan.ranks.value > 1:
+    if plan.devices.ranks.value > 1:
         hidden = forecast.exchange_s - forecast.exposed_s
         parts.append(
             f"communication {format_seconds(forecast.exposed_s)} exposed"
@@ -30,17 +28,17 @@ def with_forecast(plan: Plan, forecast: Forecast | None) -> Plan:
         "communication": "mostly communication",
         "data": f"the loader takes {format_seconds(forecast.loader_s)}",
     }[forecast.bottleneck]
-    steps, total = plan.total_steps.value, plan.global_batch_size.value
+    steps, total = plan.batch.total_steps.value, plan.batch.global_batch_size.value
     fast, slow = forecast.interval(forecast.samples_per_s)
     short, long = (format_seconds(value) for value in forecast.interval(forecast.duration_s))
     energy: Decision[float | None] = Decision(None, "the board's power is not known")
     if forecast.energy_kwh is not None:
         energy = Decision(
             round(forecast.energy_kwh, 3),
-            f"at most: {plan.ranks.value} x {forecast.board_w:g} W, the limit, all the time",
+            f"at most: {plan.devices.ranks.value} x {forecast.board_w:g} W, the limit, all the "
+            "time",
         )
-    return replace(
-        plan,
+    return plan.replace(
         forecast=forecast,
         step_s=Decision(
             forecast.step_s,

@@ -84,12 +84,12 @@ class Forecaster:
 
     def __call__(self, plan: Plan) -> Forecast | None:
         """None where neither the operators are known nor steps were measured."""
-        is_checkpointed = plan.activation_checkpointing.value
+        is_checkpointed = plan.execution.activation_checkpointing.value
         known = self.trace.checkpointed_operators if is_checkpointed else self.trace.operators
-        precision = plan.precision.value
+        precision = plan.numerics.precision.value
         traced = "bf16" if precision in ("bf16", "fp16") else "fp32"
-        operators = known.get(traced + COMPILED * (plan.compile.value == "on"))
-        batch, ranks = plan.batch, plan.ranks.value
+        operators = known.get(traced + COMPILED * (plan.execution.compile.value == "on"))
+        batch, ranks = plan.micro_batches, plan.devices.ranks.value
         slots = deal(batch.num_slots, 0, ranks)[1]
         micro = ceil(batch.global_batch_size / batch.num_slots)
         samples = min(batch.global_batch_size, slots * micro)
@@ -106,7 +106,7 @@ class Forecaster:
             self.placement.cards,
             ranks=ranks,
             nodes=self.placement.nodes,
-            backend=plan.backend.value,
+            backend=plan.devices.backend.value,
             calibration=self.calibration,
         )
         exchange = self._exchange(plan, ring, one, slots, gradient_bytes)
@@ -125,16 +125,19 @@ class Forecaster:
         bottleneck = "data" if data > 0 else max(parts, key=lambda name: parts[name])
         step = compute + exposed + waiting + data
         share, to_host_share = (exposed - to_host) / step, to_host / step
-        duration = plan.total_steps.value * step + self._evaluations_s(plan, one, micro)
+        computing = (1 - share - to_host_share) * spread
+        spread = computing + share * ring.spread + to_host_share * SPREAD
+        duration = plan.batch.total_steps.value * step + self._evaluations_s(plan, one, micro)
         power = self.rates.board_w
         return Forecast(
+            step_s=step,
+            step_low_s=step / (1 + spread),
+            step_high_s=step * (1 + spread),
             compute_s=compute,
             exposed_s=exposed,
             waiting_s=waiting,
             data_s=data,
-            spread=(1 - share - to_host_share) * spread
-            + share * ring.spread
-            + to_host_share * SPREAD,
+            spread=spread,
             device_s=device,
             host_s=host,
             exchange_s=exchange.total_s + to_host,
@@ -187,16 +190,16 @@ class Forecaster:
             operators,
             micro,
             self.rates,
-            plan.precision.value,
-            is_turned=plan.channels_last.value == "off",
+            plan.numerics.precision.value,
+            is_turned=plan.execution.channels_last.value == "off",
         )
-        if plan.activation_checkpointing.value and plan.compile.value == "off":
+        if plan.execution.activation_checkpointing.value and plan.execution.compile.value == "off":
             one = replace(one, host_s=_HOOKED * one.host_s)
         gradient_bytes = self._gradient_bytes(plan)
         adding = (slots - 1) * time_accumulation(gradient_bytes, self.rates)
         device = slots * one.device_s + adding + self._update_s(plan)
         host = slots * one.host_s + self.rates.host * HOST_STEP_S
-        if plan.cuda_graph.value == "on":
+        if plan.execution.cuda_graph.value == "on":
             host = GRAPH_HOST_S
         return Computing(one, device, host)
 
@@ -222,7 +225,7 @@ class Forecaster:
         return whole_gradients(weights_of(self.trace), self._layout(plan))
 
     def _layout(self, plan: Plan) -> Layout:
-        strategy, precision = plan.strategy.value, plan.precision.value
+        strategy, precision = plan.parallel.strategy.value, plan.numerics.precision.value
         return layout_of(self.job, strategy=strategy, precision=precision, shards=1)
 
     def _offload_s(self, plan: Plan, slots: int, gradient_bytes: int) -> float:
@@ -237,23 +240,25 @@ class Forecaster:
 
     def _update_s(self, plan: Plan) -> float:
         job = self.job
-        if plan.offload.value == "state" or "optimizer" in (plan.offload.value or ""):
+        if plan.parallel.offload.value == "state" or "optimizer" in (
+            plan.parallel.offload.value or ""
+        ):
             return 0.0  # the CPU does it
         return time_update(
-            self._gradient_bytes(plan) // plan.shard_ranks.value,
+            self._gradient_bytes(plan) // plan.parallel.shard_ranks.value,
             state_copies=self._layout(plan).moments,
             has_clip=job.optimizer.clip_norm is not None,
             has_average=job.ema.decay is not None,
-            is_scaled=plan.precision.value == "fp16",
+            is_scaled=plan.numerics.precision.value == "fp16",
             rates=self.rates,
         )
 
     def _loader_s(self, plan: Plan, samples: int) -> tuple[float, float]:
         """(what loader processes take for a step, what the training process itself takes)."""
-        micro = plan.batch.largest_slot  # fetched at a time
+        micro = plan.micro_batches.largest_slot  # fetched at a time
         line = self.trace.fetch_time()
         fetch = samples / micro * line.at(micro) if line is not None else 0.0
-        workers = plan.workers.value
+        workers = plan.loading.workers.value
         if workers == 0:
             return 0.0, fetch
         cores = max(1, self.machine.cpu.usable_cores // self.placement.node_ranks)
@@ -262,22 +267,22 @@ class Forecaster:
     def _exchange(
         self, plan: Plan, ring: Ring, one: Compute, slots: int, gradient_bytes: int
     ) -> Exchange:
-        if not facts_of(plan.strategy.value).is_sharded:
+        if not facts_of(plan.parallel.strategy.value).is_sharded:
             bucket = round((self.job.ddp.bucket_mb or 25) * 2**20)  # torch's own are of 25 MiB
             return exchange_ddp(ring, gradient_bytes, bucket, one.backward_s)
-        is_half = plan.precision.value in ("bf16", "fp16")
+        is_half = plan.numerics.precision.value in ("bf16", "fp16")
         weights = self.trace.parameter_bytes // (2 if is_half else 1)
-        stage = plan.zero_stage.value or 3
+        stage = plan.parallel.zero_stage.value or 3
         # DeepSpeed's gradients are in the precision of its weights, below stage 3 in buckets.
         blocks = max(1, weights // BUCKET) if stage < 3 else self.trace.num_blocks + 1
         # A job may ask for more than there are: a Finding says so, beside what is predicted.
-        groups = max(1, plan.ranks.value // plan.shard_ranks.value)
+        groups = max(1, plan.devices.ranks.value // plan.parallel.shard_ranks.value)
         inner = make_ring(
             self.machine,
             self.placement.cards,
-            ranks=plan.shard_ranks.value,
+            ranks=plan.parallel.shard_ranks.value,
             nodes=max(1, self.placement.nodes // groups),
-            backend=plan.backend.value,
+            backend=plan.devices.backend.value,
             calibration=self.calibration,
         )
         copies = Ring(groups, ring.gb_per_s, ring.latency_s, ring.text) if groups > 1 else None
@@ -294,13 +299,13 @@ class Forecaster:
         )
 
     def _evaluations_s(self, plan: Plan, one: Compute, micro: int) -> float:
-        every, tests = plan.evaluate_every.value, plan.num_test_samples.value
+        every, tests = plan.evaluation.evaluate_every.value, plan.batch.num_test_samples.value
         if tests == 0:
             return 0.0
-        count = 1 if every is None else max(1, plan.total_steps.value // every)
+        count = 1 if every is None else max(1, plan.batch.total_steps.value // every)
         share = one.forward_s / one.device_s if one.device_s else 1 / 3
         forward = max(one.forward_s, share * one.host_s)
-        return count * ceil(tests / micro / plan.ranks.value) * forward
+        return count * ceil(tests / micro / plan.devices.ranks.value) * forward
 
 
 def _flops(operators: list[Operator], micro: int) -> float:

@@ -25,10 +25,10 @@ def time_offload(
     """Seconds of a step that nothing hides. FSDP fetches its share of the weights before forward
     and before backward of each micro-batch and sends gradients back; ZeRO sends gradients of a
     step, and fetches weights once, or for each use where they are kept in host memory too."""
-    kept = plan.offload.value
+    kept = plan.parallel.offload.value
     if kept is None:
         return 0.0
-    shards = plan.shard_ranks.value
+    shards = plan.parallel.shard_ranks.value
     weights, gradients = weight_bytes / shards, gradient_bytes / shards
     is_fetched_twice = kept == "state" or "weights" in kept
     copied = (2 * slots * weights if is_fetched_twice else weights) + gradients * (

@@ -47,14 +47,14 @@ def with_measured_activations(
     job: Job, trace: Trace, plan: Plan, cards: tuple[Gpu, ...], calibration: Calibration | None
 ) -> Plan:
     """The plan with activations as `bench` measured them, where they could not be traced."""
-    footprint = plan.footprint
+    footprint = plan.predicted.footprint
     if footprint is None or footprint.unknown is None or calibration is None:
         return plan
     for is_checkpointed in (False, True):
         way = Decision(is_checkpointed, "")
         steps = [
             step
-            for step in measured_steps(calibration, replace(plan, activation_checkpointing=way))
+            for step in measured_steps(calibration, plan.replace(activation_checkpointing=way))
             if step.allocated_bytes is not None
         ]
         if not steps:
@@ -74,7 +74,7 @@ def with_measured_activations(
             )
         else:
             footprint = replace(footprint, kept=lines, kept_with_gradients=both, source=source)
-    return replace(plan, footprint=footprint)
+    return plan.replace(footprint=footprint)
 
 
 def _activations(
@@ -88,9 +88,9 @@ def _activations(
     """What was allocated beyond all that is known; with the gradients where `is_sum`."""
     assert step.allocated_bytes is not None
     shards = step.ranks if facts_of(step.strategy).is_sharded else 1
-    offload = plan.offload.value if step.strategy == plan.strategy.value else None
+    offload = plan.parallel.offload.value if step.strategy == plan.parallel.strategy.value else None
     footprint = make_footprint(
-        job, trace, plan.precision.value, step.strategy, cards, shards, offload
+        job, trace, plan.numerics.precision.value, step.strategy, cards, shards, offload
     )
     parts = footprint.parts(
         micro_batch=step.micro_batch,

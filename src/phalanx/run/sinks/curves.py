@@ -21,7 +21,7 @@ from phalanx.run.event_kinds import (
 )
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
-from phalanx.run.reading import read_json
+from phalanx.run.plan_record import read_plan_record
 from phalanx.run.sinks.pictures import read_picture
 
 
@@ -128,7 +128,7 @@ class TensorBoardSink:
 
     def _plan(self) -> list[Any]:
         """The plan as a table of choices and reasons, once for each revision."""
-        plan = read_json(self._run.plan_file) if self._run is not None else {}
+        plan = read_plan_record(self._run) if self._run is not None else {}
         if plan.get("revision") == self._revision:
             return []
         self._revision = plan.get("revision")

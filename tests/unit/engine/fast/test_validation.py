@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +15,13 @@ from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
 from phalanx.planner.schema.plan import Decision
 from phalanx.recipe import Recipe, Term
+from tests.fixtures.plans import plan_with
 
 CPU = torch.device("cpu")
-PLAN = SimpleNamespace(
-    is_code_kept=False,
+PLAN = plan_with(
     compile=Decision("on", "compile = on"),
-    compared_with_eager=Decision(True, ""),
-    samples_per_s=Decision(3000.0, ""),
+    compared_with_eager=True,
+    samples_per_s=3000.0,
     alternatives=[{"choice": "compile=off", "samples_per_s": 1000.0, "memory_bytes": None}],
 )
 

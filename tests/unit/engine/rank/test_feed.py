@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.engine.rank import feed as feeding
 from phalanx.job.source.value_types import parse_interval
-from phalanx.planner.schema.plan import Decision
+from tests.fixtures.plans import plan_with
 
 
 @pytest.fixture
@@ -20,11 +20,7 @@ def clock(monkeypatch):
 def wishes(*, stop_after=None, start=0, save_every_s=None, is_first=True, is_signalled=False):
     limit = parse_interval(stop_after) if stop_after is not None else None
     signal = SimpleNamespace(is_set=is_signalled)
-    plan = SimpleNamespace(
-        steps_per_epoch=Decision(10, ""),
-        total_steps=Decision(40, ""),
-        save_every_s=Decision(save_every_s, ""),
-    )
+    plan = plan_with(steps_per_epoch=10, total_steps=40, save_every_s=save_every_s)
     job = SimpleNamespace(stop_after=limit)
     return feeding.make_wishes(job, plan, signal, is_first=is_first, start=start), signal
 

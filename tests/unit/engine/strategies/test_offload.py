@@ -12,8 +12,8 @@ from phalanx.engine.rank.assembly import Assembly
 from phalanx.engine.strategies import fsdp
 from phalanx.engine.strategies.precision import Precision
 from phalanx.job import load_job
-from phalanx.planner.schema.plan import Decision
 from phalanx.recipe.loading import load_recipe
+from tests.fixtures.plans import plan_with
 
 
 @pytest.mark.parametrize("kept", ["state", None])
@@ -24,10 +24,9 @@ def test_the_plan_says_what_is_kept_in_host_memory(monkeypatch, kept):
         fsdp, "fully_shard", lambda _, **keys: policies.append(keys["offload_policy"])
     )
     device = torch.device("cpu")
-    plan = {"strategy": "fsdp", "shard_ranks": 1, "build": "whole", "offload": kept}
     rank = SimpleNamespace(
         job=load_job({"recipe": "digits", "steps": 1, "global_batch_size": 8}).job,
-        plan=SimpleNamespace(**{name: Decision(value, "") for name, value in plan.items()}),
+        plan=plan_with(strategy="fsdp", shard_ranks=1, build="whole", offload=kept),
         process=Process(0, 1, device, "gloo"),
         recipe=load_recipe("digits", {}),
         precision=Precision("fp32", device),

@@ -1,7 +1,5 @@
 """Evaluation on one rank: every sample once, exact sums, the model left as it was."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
 from phalanx.engine.training.evaluation import Evaluator
-from phalanx.planner.schema.plan import Decision
 from phalanx.recipe import Options, Recipe, Rows
+from tests.fixtures.plans import plan_with
 
 CPU = torch.device("cpu")
 
@@ -48,11 +46,7 @@ class Counting(Recipe):
 
 
 def make(size, batch_size, *, model=None, precision="fp32", recipe=None, workers=0):
-    plan = SimpleNamespace(
-        evaluate_batch_size=Decision(batch_size, ""),
-        workers=Decision(workers, ""),
-        pin_memory=Decision(False, ""),
-    )
+    plan = plan_with(evaluate_batch_size=batch_size, workers=workers, pin_memory=False)
     recipe = recipe or Counting()
     strategy = Single(recipe, model or nn.Linear(1, 1), Process(0, 1, CPU, "none"))
     strategy.adopt(None, Precision(precision, CPU), None)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import Finding
 from phalanx.machine.facts import Storage
 from phalanx.planner.schema.plan import Plan
@@ -35,10 +36,10 @@ def test_as_many_as_fit_into_half_of_the_free_ram(
     kept = KeptSample("sample", 2**20)
     trace = make_trace(kept_sample=kept, kept_test_sample=kept)
     plan, findings = solve_plan(make_job(**RAM), machine, trace)
-    assert plan.cache.value == value
-    assert words in plan.cache.reason
-    assert plan.cache_bytes == (free // 2 if value == "ram" else 0)
-    assert plan.is_test_cached == (free == 8 * GIB)
+    assert plan.loading.cache.value == value
+    assert words in plan.loading.cache.reason
+    assert plan.loading.cache_bytes == (free // 2 if value == "ram" else 0)
+    assert plan.loading.is_test_cached == (free == 8 * GIB)
     assert not [f for f in findings if f.slug.startswith("cache")]
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -48,18 +49,18 @@ def test_what_cannot_be_kept_is_an_error_only_where_it_is_asked_for(solve):
     for keys, expected in ((RAM, [finding]), ({}, [])):
         plan, findings = solve("2x4090", trace={"cache_finding": finding.to_json()}, **keys)
         assert [f for f in findings if f.slug == "cache-type"] == expected
-        assert plan.cache.value == "off"
+        assert plan.loading.cache.value == "off"
 
 
 def test_arrays_in_memory_need_none(solve):
     plan, _ = solve("2x4090", trace={"array_bytes": 1000}, **RAM)
-    assert plan.cache.value == "off"
-    assert "Tensors" in plan.cache.reason
+    assert plan.loading.cache.value == "off"
+    assert "Tensors" in plan.loading.cache.reason
 
 
 def test_the_trace_keeps_what_it_found(make_trace):
     trace = make_trace(kept_sample=KeptSample("load", 5))
-    assert Trace.from_json(trace.to_json()).kept_sample == KeptSample("load", 5)
+    assert from_json(Trace, to_json(trace)).kept_sample == KeptSample("load", 5)
 
 
 DISK = {"loader": {"cache": "disk"}}
@@ -80,25 +81,25 @@ def test_as_many_as_fit_on_the_disk(make_job, make_trace, load_machine, free, va
     kept = KeptSample("load", 2**20, has_origin=True)
     trace = make_trace(kept_sample=kept, kept_test_sample=kept)
     plan, findings = solve_plan(make_job(**DISK), machine, trace)
-    assert plan.cache.value == value
-    assert words in plan.cache.reason
-    assert "free at /home/me/.cache" in plan.cache.reason
-    assert plan.cache_bytes == (int(0.8 * free) if value == "disk" else 0)
-    assert plan.is_test_cached == (free == 8 * GIB)
+    assert plan.loading.cache.value == value
+    assert words in plan.loading.cache.reason
+    assert "free at /home/me/.cache" in plan.loading.cache.reason
+    assert plan.loading.cache_bytes == (int(0.8 * free) if value == "disk" else 0)
+    assert plan.loading.is_test_cached == (free == 8 * GIB)
     assert not [f for f in findings if f.slug.startswith("cache")]
     locked = replace(machine, samples=replace(place, writable=False))
     plan, _ = solve_plan(make_job(**DISK), locked, trace)
-    assert plan.cache.value == "off" and "cannot be written" in plan.cache.reason
+    assert plan.loading.cache.value == "off" and "cannot be written" in plan.loading.cache.reason
 
 
 def test_what_does_not_say_where_it_comes_from_is_not_kept_for_later(solve):
     plan, findings = solve("2x4090", trace={"kept_sample": KeptSample("load", 5)}, **DISK)
     (finding,) = [f for f in findings if f.slug == "cache-needs-origin"]
     assert finding.severity == "error" and "origin(self, index)" in finding.fix
-    assert plan.cache.value == "off"
+    assert plan.loading.cache.value == "off"
 
 
 def test_the_disk_of_another_machine_is_looked_at_there(solve):
     kept = KeptSample("load", 2**20, has_origin=True)
     plan, _ = solve("2x4090", trace={"kept_sample": kept}, **DISK)
-    assert plan.cache.value == "disk" and "is looked at there" in plan.cache.reason
+    assert plan.loading.cache.value == "disk" and "is looked at there" in plan.loading.cache.reason

@@ -23,15 +23,15 @@ DEFAULTS = {
 def test_a_bare_job_takes_all_there_is(solve, machine):
     plan, findings = solve(machine)
     chosen = (
-        plan.device.value,
-        plan.ranks.value,
-        plan.precision.value,
-        plan.backend.value,
-        plan.strategy.value,
-        plan.determinism.value,
-        plan.workers.value,
-        plan.threads.value,
-        plan.pin_memory.value,
+        plan.devices.device.value,
+        plan.devices.ranks.value,
+        plan.numerics.precision.value,
+        plan.devices.backend.value,
+        plan.parallel.strategy.value,
+        plan.numerics.determinism.value,
+        plan.loading.workers.value,
+        plan.execution.threads.value,
+        plan.loading.pin_memory.value,
     )
     assert chosen == DEFAULTS[machine]
     assert findings == []
@@ -40,8 +40,8 @@ def test_a_bare_job_takes_all_there_is(solve, machine):
 @pytest.mark.parametrize("machine", DEFAULTS)
 def test_gpu_ids_are_one_per_rank_on_cuda_only(solve, machine):
     plan, _ = solve(machine)
-    expected = list(range(plan.ranks.value)) if plan.device.value == "cuda" else []
-    assert plan.gpus.value == expected
+    expected = list(range(plan.devices.ranks.value)) if plan.devices.device.value == "cuda" else []
+    assert plan.devices.gpus.value == expected
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,20 @@ def test_gpu_ids_are_one_per_rank_on_cuda_only(solve, machine):
 )
 def test_gpus_as_asked_in_the_order_asked(solve, asked, ids):
     plan, _ = solve("8xa100", devices={"gpus": asked})
-    assert plan.gpus.value == ids
-    assert plan.ranks.value == len(ids)
+    assert plan.devices.gpus.value == ids
+    assert plan.devices.ranks.value == len(ids)
 
 
 def test_cpu_as_asked_also_beside_gpus(solve):
     plan, _ = solve("2x4090", devices={"cpu": 3})
-    assert (plan.device.value, plan.ranks.value, plan.gpus.value) == ("cpu", 3, [])
-    assert plan.backend.value == "gloo"
-    assert plan.precision.value == "fp32"
-    assert plan.pin_memory.value is False
+    assert (plan.devices.device.value, plan.devices.ranks.value, plan.devices.gpus.value) == (
+        "cpu",
+        3,
+        [],
+    )
+    assert plan.devices.backend.value == "gloo"
+    assert plan.numerics.precision.value == "fp32"
+    assert plan.loading.pin_memory.value is False
 
 
 def test_cuda_visible_devices_is_named(make_job, load_machine):
@@ -150,28 +154,28 @@ def test_a_precision_whose_probe_failed_is_a_finding_on_mps(make_job, load_machi
 )
 def test_a_forced_precision_the_device_has_is_taken(solve, machine, precision):
     plan, findings = solve(machine, precision=precision)
-    assert plan.precision.value == precision
+    assert plan.numerics.precision.value == precision
     assert findings == []
 
 
 @pytest.mark.parametrize("machine", ["cpu", "2x4090"])
 def test_workers_as_asked(solve, machine):
     plan, _ = solve(machine, loader={"workers": 7})
-    assert plan.workers.value == 7
+    assert plan.loading.workers.value == 7
 
 
 def test_pinned_memory_that_is_ignored_says_so(solve):
     plan, _ = solve("mps", loader={"pin_memory": True})
-    assert plan.pin_memory.value is False
-    assert "ignored" in plan.pin_memory.reason
+    assert plan.loading.pin_memory.value is False
+    assert "ignored" in plan.loading.pin_memory.reason
     plan, _ = solve("2x4090", loader={"pin_memory": False})
-    assert plan.pin_memory.value is False
+    assert plan.loading.pin_memory.value is False
 
 
 def test_cpu_threads_share_the_cores(solve):
     for ranks, threads in ((1, 32), (2, 16), (3, 10), (64, 1)):
         plan, _ = solve("cpu", devices={"cpu": ranks})
-        assert plan.threads.value == threads
+        assert plan.execution.threads.value == threads
 
 
 def test_threads_are_kept_on_resume_with_the_same_ranks_only(solve, make_job, load_machine):
@@ -193,29 +197,31 @@ def test_backend_without_nccl_is_gloo(make_job, load_machine):
 
 def test_backend_as_asked(solve):
     plan, _ = solve("2x4090", devices={"backend": "gloo"})
-    assert plan.backend.value == "gloo"
+    assert plan.devices.backend.value == "gloo"
 
 
 def test_determinism_as_asked_and_what_cublas_needs_for_it(solve):
     plan, _ = solve("2x4090", determinism="resume")
-    assert plan.determinism.value == "resume"
-    assert plan.worker_env["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert plan.numerics.determinism.value == "resume"
+    assert plan.devices.worker_env["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     plan, _ = solve("2x4090")
-    assert "CUBLAS_WORKSPACE_CONFIG" not in plan.worker_env
+    assert "CUBLAS_WORKSPACE_CONFIG" not in plan.devices.worker_env
     plan, _ = solve("cpu")
-    assert "CUBLAS_WORKSPACE_CONFIG" not in plan.worker_env
+    assert "CUBLAS_WORKSPACE_CONFIG" not in plan.devices.worker_env
 
 
 def test_single_on_several_ranks_never_happens(solve):
     # Ranks that do not talk would each train alone and write into the same run.
     plan, findings = solve("2x4090", strategy="single")
-    assert plan.ranks.value == 1 or [f for f in findings if f.severity == "error"]
+    assert plan.devices.ranks.value == 1 or [f for f in findings if f.severity == "error"]
 
 
 def test_ddp_on_one_rank_never_happens(solve):
     # One rank has no process group, which DDP needs.
     plan, findings = solve("1xt4", strategy="ddp")
-    assert plan.strategy.value == "single" or [f for f in findings if f.severity == "error"]
+    assert plan.parallel.strategy.value == "single" or [
+        f for f in findings if f.severity == "error"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -233,9 +239,9 @@ def test_the_backend_of_the_environment_is_taken_where_it_fits(
 ):
     there = replace(load_machine(machine), environment={"TORCH_DISTRIBUTED_BACKEND": named})
     plan, findings = solve_plan(make_job(devices={"backend": asked}), there, make_trace())
-    assert plan.backend.value == backend
+    assert plan.devices.backend.value == backend
     assert [finding.slug for finding in findings] == slugs
-    assert ("TORCH_DISTRIBUTED_BACKEND=gloo" in plan.backend.reason) == (
+    assert ("TORCH_DISTRIBUTED_BACKEND=gloo" in plan.devices.backend.reason) == (
         (named, asked) == ("gloo", "auto")
     )
 

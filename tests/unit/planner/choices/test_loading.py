@@ -60,13 +60,13 @@ def test_workers_are_as_many_as_keep_up_with_the_step(
 def test_small_arrays_are_kept_on_the_device(solve):
     plan, _ = solve("2x4090", trace={**KNOWN, "array_bytes": 2 * GIB})
     without, _ = solve("2x4090", trace=KNOWN)
-    assert plan.data_on.value == "device"
-    assert "arrays of 2.0 GiB, 25% of what the step leaves free is" in plan.data_on.reason
-    assert plan.memory_bytes.value == without.memory_bytes.value + 2 * GIB
+    assert plan.loading.data_on.value == "device"
+    assert "arrays of 2.0 GiB, 25% of what the step leaves free is" in plan.loading.data_on.reason
+    assert plan.predicted.memory_bytes.value == without.predicted.memory_bytes.value + 2 * GIB
     assert Plan.from_json(plan.to_json()) == plan
     cut = halve_micro_batch(plan)
-    assert cut.data_on.value == "host"
-    assert cut.memory_bytes.value < without.memory_bytes.value
+    assert cut.loading.data_on.value == "host"
+    assert cut.predicted.memory_bytes.value < without.predicted.memory_bytes.value
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_small_arrays_are_kept_on_the_device(solve):
 )
 def test_other_arrays_stay_on_the_host(solve, machine, size, changes, words):
     plan, _ = solve(machine, trace={**KNOWN, "array_bytes": size}, **changes)
-    assert plan.data_on.value == "host"
-    assert words in plan.data_on.reason
-    assert plan.device_data_bytes == 0
+    assert plan.loading.data_on.value == "host"
+    assert words in plan.loading.data_on.reason
+    assert plan.loading.device_data_bytes == 0

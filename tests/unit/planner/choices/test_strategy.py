@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def chosen(plan):
-    return plan.strategy.value, plan.shard_ranks.value, plan.backend.value
+    return plan.parallel.strategy.value, plan.parallel.shard_ranks.value, plan.devices.backend.value
 
 
 @pytest.mark.parametrize(
@@ -59,30 +59,32 @@ def test_a_model_too_large_for_the_host_is_built_in_parts(
     solve, changes, parameter_bytes, expected
 ):
     plan, _ = solve("8xa100", trace={"parameter_bytes": parameter_bytes}, **changes)
-    assert plan.build.value == expected
+    assert plan.parallel.build.value == expected
     if expected == "parts" and "fsdp" not in changes:
-        assert "8 ranks x 200.0 GiB" in plan.build.reason
+        assert "8 ranks x 200.0 GiB" in plan.parallel.build.reason
 
 
 def test_batchnorm_is_synchronised_on_request(solve):
     norm = {"has_batchnorm": True}
     plan, findings = solve("2x4090", sync_batchnorm=True, trace=norm)
-    assert plan.sync_batchnorm.value is True
-    assert "2 ranks" in plan.sync_batchnorm.reason
+    assert plan.numerics.sync_batchnorm.value is True
+    assert "2 ranks" in plan.numerics.sync_batchnorm.reason
     assert findings == []
-    assert plan.identity["sync_batchnorm"] is True, "another curve: not to be changed on resume"
+    assert plan.history.identity["sync_batchnorm"] is True, (
+        "another curve: not to be changed on resume"
+    )
     plan, _ = solve("2x4090", trace=norm)
-    assert plan.sync_batchnorm.value is False
-    assert "sync_batchnorm" not in plan.identity, "runs from before go on"
+    assert plan.numerics.sync_batchnorm.value is False
+    assert "sync_batchnorm" not in plan.history.identity, "runs from before go on"
     plan, findings = solve("1xt4", sync_batchnorm=True, trace=norm)
-    assert plan.sync_batchnorm.value is False
-    assert "one rank has nothing to synchronise" in plan.sync_batchnorm.reason
+    assert plan.numerics.sync_batchnorm.value is False
+    assert "one rank has nothing to synchronise" in plan.numerics.sync_batchnorm.reason
     assert findings == []
 
 
 def test_a_model_without_batchnorm_ignores_the_wish(solve):
     plan, (finding,) = solve("2x4090", sync_batchnorm=True)
-    assert plan.sync_batchnorm.value is False
+    assert plan.numerics.sync_batchnorm.value is False
     assert (finding.slug, finding.severity) == ("ignored-key", "warning")
 
 
@@ -110,7 +112,7 @@ def test_out_of_memory_may_leave_one_sample_on_each_rank(solve):
     trace = {"has_batchnorm": True, "num_samples": 64}
     assert halve_micro_batch(solve("cpu", trace=trace, **keys)[0]) is None
     plan = solve("cpu", trace=trace, sync_batchnorm=True, **keys)[0]
-    assert halve_micro_batch(plan).micro_batch_size.value == 1
+    assert halve_micro_batch(plan).batch.micro_batch_size.value == 1
 
 
 def test_a_state_too_large_for_one_gpu_is_sharded(solve):
@@ -118,12 +120,12 @@ def test_a_state_too_large_for_one_gpu_is_sharded(solve):
     large = {"parameters": 10**10, "trainable_parameters": 10**10, "parameter_bytes": 4 * 10**10}
     plan, _ = solve("8xa100", trace=large)
     assert chosen(plan) == ("fsdp", 8, "nccl")
-    assert "ddp would need 149.0 GiB" in plan.strategy.reason
-    assert "74 % of 80.0 GiB" in plan.strategy.reason
+    assert "ddp would need 149.0 GiB" in plan.parallel.strategy.reason
+    assert "74 % of 80.0 GiB" in plan.parallel.strategy.reason
     plan, _ = solve("8xa100", trace=large, strategy="ddp")
-    assert plan.strategy.value == "ddp", "a wish is a wish"
+    assert plan.parallel.strategy.value == "ddp", "a wish is a wish"
     plan, _ = solve("1xt4", trace=large)
-    assert plan.strategy.value == "single"
+    assert plan.parallel.strategy.value == "single"
 
 
 ONE = {"devices": {"gpus": 1}}
@@ -155,7 +157,7 @@ KEPT = {"fsdp": {"offload": False}}
 )
 def test_auto_takes_the_simplest_that_fits(solve, gib, keys, expected):
     plan, findings = solve("2x4090", trace=sizes(gib), global_batch_size=8, **keys)
-    assert (plan.strategy.value, plan.offload.value) == expected
+    assert (plan.parallel.strategy.value, plan.parallel.offload.value) == expected
     fits = expected[1] is not None or gib == 4 or (gib == 8 and expected[0] == "fsdp")
     assert [f.slug for f in findings if f.severity == "error"] == ([] if fits else ["does-not-fit"])
     parts = predict_parts(plan)
@@ -164,24 +166,24 @@ def test_auto_takes_the_simplest_that_fits(solve, gib, keys, expected):
 
 def test_offload_says_what_was_needed_and_what_it_takes(solve):
     plan, _ = solve("2x4090", trace=sizes(30), global_batch_size=8)
-    assert "ddp 120.0 GiB and fsdp 65.3 GiB are needed" in plan.strategy.reason
-    assert "the smallest GPU has 24.0 GiB" in plan.strategy.reason
-    assert "5.3 GiB are needed on a GPU instead of 65.3 GiB" in plan.offload.reason
-    assert "120.0 GiB of 125.5 GiB host memory" in plan.offload.reason
-    assert [(o["choice"], o["why_not"].split(",")[0]) for o in plan.alternatives[:2]] == [
+    assert "ddp 120.0 GiB and fsdp 65.3 GiB are needed" in plan.parallel.strategy.reason
+    assert "the smallest GPU has 24.0 GiB" in plan.parallel.strategy.reason
+    assert "5.3 GiB are needed on a GPU instead of 65.3 GiB" in plan.parallel.offload.reason
+    assert "120.0 GiB of 125.5 GiB host memory" in plan.parallel.offload.reason
+    assert [(o["choice"], o["why_not"].split(",")[0]) for o in plan.predicted.alternatives[:2]] == [
         ("strategy=ddp", "120.0 GiB"),
         ("fsdp.offload=false", "65.3 GiB"),
     ]
     plan, _ = solve("2x4090", trace=sizes(8), global_batch_size=8, **ONE)
-    assert "single 32.0 GiB are needed" in plan.strategy.reason
-    assert [other["choice"] for other in plan.alternatives[:1]] == ["strategy=single"]
+    assert "single 32.0 GiB are needed" in plan.parallel.strategy.reason
+    assert [other["choice"] for other in plan.predicted.alternatives[:1]] == ["strategy=single"]
 
 
 def test_offload_does_not_help_where_activations_are_too_much(solve):
     large = sizes(30, per_sample=15 * GIB, checkpointed=GIB)
     plan, _ = solve("2x4090", trace=large, global_batch_size=8, precision="bf16")
-    assert plan.offload.value == "state"
+    assert plan.parallel.offload.value == "state"
     large = sizes(30, per_sample=20 * GIB, checkpointed=GIB)
     plan, findings = solve("2x4090", trace=large, global_batch_size=8, precision="bf16", **OFF)
-    assert (plan.strategy.value, plan.offload.value) == ("fsdp", None)
+    assert (plan.parallel.strategy.value, plan.parallel.offload.value) == ("fsdp", None)
     assert [f.slug for f in findings if f.severity == "error"] == ["does-not-fit"]

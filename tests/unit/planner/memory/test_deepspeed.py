@@ -23,7 +23,7 @@ def settings(make_job, solve, **keys):
 
 def test_the_defaults_are_stage_2_without_offload(make_job, solve):
     told, plan = settings(make_job, solve, optimizer={"clip_norm": 0.5})
-    assert (plan.zero_stage.value, plan.offload.value) == (2, None)
+    assert (plan.parallel.zero_stage.value, plan.parallel.offload.value) == (2, None)
     assert told["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1000}
     assert (told["bf16"], told["fp16"]) == ({"enabled": False}, {"enabled": False})
     assert (told["gradient_clipping"], told["train_micro_batch_size_per_gpu"]) == (0.5, 32)
@@ -33,7 +33,7 @@ def test_the_defaults_are_stage_2_without_offload(make_job, solve):
 
 def test_what_the_file_says_is_handed_on_beside_the_plan(make_job, solve):
     told, plan = settings(make_job, solve, precision="fp16", deepspeed={"config": CONFIG})
-    assert (plan.zero_stage.value, plan.offload.value) == (3, "weights")
+    assert (plan.parallel.zero_stage.value, plan.parallel.offload.value) == (3, "weights")
     assert told["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": False}
     assert told["fp16"] == {"initial_scale_power": 12, "enabled": True}
     assert told["wall_clock_breakdown"] is True

@@ -96,7 +96,7 @@ def test_what_does_not_fit_says_what_would(solve, model, keys, fix):
     assert finding.severity == "error"
     assert finding.fix.startswith(fix)
     assert "NVIDIA GeForce RTX 4090 has 24.0 GiB" in finding.what
-    assert f"predicted for {plan.strategy.value} on " in finding.why
+    assert f"predicted for {plan.parallel.strategy.value} on " in finding.why
 
 
 def test_a_micro_batch_that_is_too_large_is_a_warning(solve):
@@ -114,11 +114,11 @@ def test_a_micro_batch_that_is_asked_for_is_kept_though_it_may_be_too_large(solv
     # 12 GiB and 4 of state: up to 22.9 GiB in the process. 14 GiB: up to 25.4.
     keys = {"global_batch_size": 24, "precision": "bf16", "devices": {"gpus": 1}, **OFF}
     plan, findings = solve("2x4090", trace=sizes(1, per_sample=GIB), micro_batch_size=12, **keys)
-    assert (plan.micro_batch_size.value, findings) == (12, [])
+    assert (plan.batch.micro_batch_size.value, findings) == (12, [])
     keys["global_batch_size"] = 30
     plan, (finding,) = solve("2x4090", trace=sizes(1, per_sample=GIB), micro_batch_size=15, **keys)
-    assert plan.memory_bytes.value < plan.device_bytes
-    assert plan.micro_batch_size.value == 15
+    assert plan.predicted.memory_bytes.value < plan.devices.device_bytes
+    assert plan.batch.micro_batch_size.value == 15
     assert (finding.slug, finding.severity) == ("micro-batch-too-large", "warning")
     assert finding.fix == "micro_batch_size=7"
 
@@ -126,7 +126,7 @@ def test_a_micro_batch_that_is_asked_for_is_kept_though_it_may_be_too_large(solv
 def test_where_nothing_smaller_is_left_the_plan_warns_with_both_numbers(solve):
     keys = {"global_batch_size": 2, "precision": "bf16", "strategy": "ddp", **OFF}
     plan, (finding,) = solve("2x4090", trace=sizes(1, per_sample=15 * GIB), **keys)
-    assert plan.micro_batch_size.value == 1
+    assert plan.batch.micro_batch_size.value == 1
     assert (finding.slug, finding.severity) == ("memory-tight", "warning")
     assert "may hold 20.1 GiB to 26.6 GiB" in finding.what
     assert "NVIDIA GeForce RTX 4090 has 24.0 GiB" in finding.what
@@ -140,16 +140,16 @@ def test_what_others_hold_and_ranks_that_share_a_card_leave_less(
     keys = {"global_batch_size": 16, "precision": "bf16", "trace": trace, **OFF}
     alone, _ = solve("2x4090", devices={"gpus": [0]}, **keys)
     shared, _ = solve("2x4090", devices={"gpus": [0, 0]}, **keys)
-    assert shared.device_bytes == alone.device_bytes // 2
+    assert shared.devices.device_bytes == alone.devices.device_bytes // 2
 
     machine = load_machine("2x4090")
     half = [replace(g, memory_free_bytes=g.memory_total_bytes // 2) for g in machine.gpus]
     job = make_job(devices={"gpus": [0]}, **{k: v for k, v in keys.items() if k != "trace"})
     busy, _ = solve_plan(job, replace(machine, gpus=half), make_trace(**trace))
-    assert busy.device_bytes == alone.device_bytes // 2
+    assert busy.devices.device_bytes == alone.devices.device_bytes // 2
     for plan in (alone, shared, busy):
-        assert 1.15 * plan.process_bytes.value <= plan.device_bytes
-    assert busy.micro_batch_size.value < alone.micro_batch_size.value
+        assert 1.15 * plan.predicted.process_bytes.value <= plan.devices.device_bytes
+    assert busy.batch.micro_batch_size.value < alone.batch.micro_batch_size.value
 
 
 def test_a_loss_that_cannot_be_traced_is_said(solve):

@@ -27,18 +27,18 @@ TRACE = {
 @pytest.mark.parametrize(("asked", "is_on"), [("on", True), (True, True), ("off", False)])
 def test_activations_are_recomputed_when_asked(solve, asked, is_on):
     plan, findings = solve("cpu", activation_checkpointing=asked, trace={"num_blocks": 12})
-    assert plan.activation_checkpointing.value is is_on
-    assert "12 blocks" in plan.activation_checkpointing.reason
+    assert plan.execution.activation_checkpointing.value is is_on
+    assert "12 blocks" in plan.execution.activation_checkpointing.reason
     assert findings == []
 
 
 def test_a_model_without_blocks_is_a_finding_when_asked(solve):
     plan, (finding,) = solve("cpu", activation_checkpointing="on")
-    assert plan.activation_checkpointing.value is False
+    assert plan.execution.activation_checkpointing.value is False
     assert (finding.slug, finding.severity) == ("no-blocks", "warning")
     assert "blocks(self, model)" in finding.fix
     plan, findings = solve("cpu", activation_checkpointing="auto")
-    assert "no repeated part" in plan.activation_checkpointing.reason
+    assert "no repeated part" in plan.execution.activation_checkpointing.reason
     assert findings == []
 
 
@@ -54,11 +54,11 @@ def test_a_model_without_blocks_is_a_finding_when_asked(solve):
 def test_auto_goes_by_the_prediction(solve, micro, is_on, says):
     keys = {"global_batch_size": 2 * micro, "micro_batch_size": micro, "trace": TRACE}
     plan, _ = solve("2x4090", **keys)
-    assert plan.activation_checkpointing.value is is_on
-    assert says in plan.activation_checkpointing.reason
-    assert plan.may_recompute
+    assert plan.execution.activation_checkpointing.value is is_on
+    assert says in plan.execution.activation_checkpointing.reason
+    assert plan.execution.may_recompute
     cpu, _ = solve("cpu", **keys)
-    assert cpu.activation_checkpointing.value is False, "CPU memory is not watched"
+    assert cpu.execution.activation_checkpointing.value is False, "CPU memory is not watched"
 
 
 def test_memory_is_predicted_by_part(solve):
@@ -69,9 +69,9 @@ def test_memory_is_predicted_by_part(solve):
     cublas = 2 * (8 * MIB + 128 * 2**10)  # before Hopper, for forward's thread and backward's
     moments = 200 * MIB + STEPS
     assert parts == (400 * MIB, 100 * MIB, moments, 100 * MIB, 0, cublas, 16 * MIB, 5 * GIB)
-    assert plan.memory_bytes.value == parts.total == 816 * MIB + STEPS + 5 * GIB + cublas
+    assert plan.predicted.memory_bytes.value == parts.total == 816 * MIB + STEPS + 5 * GIB + cublas
     for text in ("weights 400.0 MiB", "activations 5.0 GiB", "micro-batch 4", "24 % of 24.0 GiB"):
-        assert text in plan.memory_bytes.reason
+        assert text in plan.predicted.memory_bytes.reason
     assert predict_parts(plan, is_checkpointed=True).activations == GIB
     off = {"activation_checkpointing": "off"}
     plan, _ = solve("2x4090", precision="fp64", optimizer={"name": "sgd"}, **off, **keys)
@@ -158,8 +158,8 @@ def test_exact_keeps_gradients_for_each_level_of_the_tree(solve):
 
 def test_unknown_activations_are_said(solve):
     plan, _ = solve("2x4090", trace={"num_blocks": 3, "activations_unknown": "it calls .item()"})
-    assert "activations are not counted: it calls .item()" in plan.memory_bytes.reason
-    assert "could not be predicted" in plan.activation_checkpointing.reason
+    assert "activations are not counted: it calls .item()" in plan.predicted.memory_bytes.reason
+    assert "could not be predicted" in plan.execution.activation_checkpointing.reason
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12))
@@ -175,4 +175,7 @@ def test_hidden_lines_are_left_out_and_none_else(pairs):
 def test_a_plan_says_that_values_of_real_samples_were_looked_at(solve):
     plan, findings = solve("2x4090", trace={**TRACE, "activations_sampled": "it calls .item()"})
     assert findings == []
-    assert "run with the values of real samples: it calls .item()" in plan.memory_bytes.reason
+    assert (
+        "run with the values of real samples: it calls .item()"
+        in plan.predicted.memory_bytes.reason
+    )

@@ -62,7 +62,7 @@ def test_steps_of_the_same_ranks_come_first_and_one_rank_stands_for_others(solve
 
 def test_every_measured_step_is_whole(solve):
     plan = plan_at(solve("8xa100", trace={"num_samples": 100})[0], 3, 2)
-    batch = plan.batch
+    batch = plan.micro_batches
     assert batch.num_samples == 96  # 2 steps of 8 ranks x 2 x 3
     sizes = {
         slot.stop - slot.start
@@ -79,7 +79,9 @@ def test_micro_batches_go_as_far_as_samples_and_memory(solve):
     assert choose_micro_batches(plan) == [16, 32, 64]  # 128 are more than there are
     large = {"num_samples": 1000, "activation_bytes": {"fp32": [Line(0, 200 * 2**20)]}}
     plan, _ = solve("1xt4", trace=large, global_batch_size=40, precision="fp32")
-    assert max(choose_micro_batches(plan)) == plan.batch.largest_slot  # 80 x 200 MiB > 16 GB
+    assert (
+        max(choose_micro_batches(plan)) == plan.micro_batches.largest_slot
+    )  # 80 x 200 MiB > 16 GB
 
 
 def test_a_job_that_waits_for_samples_is_told_how_many_loaders(solve):

@@ -14,12 +14,12 @@ from phalanx.planner.time.rates import HOST_STEP_S
 
 def test_compile_is_off_on_cpu_unless_asked_for(solve):
     plan, findings = solve("cpu")
-    assert plan.compile.value == "off" and "on CPU" in plan.compile.reason
+    assert plan.execution.compile.value == "off" and "on CPU" in plan.execution.compile.reason
     assert "compile-left-off" not in {finding.slug for finding in findings}
     plan, _ = solve("cpu", compile="on")
-    assert plan.compile.value == "on"
+    assert plan.execution.compile.value == "on"
     plan, findings = solve("8xa100", compile="on")
-    assert plan.compile.value == "on"
+    assert plan.execution.compile.value == "on"
     assert "compile-left-off" not in {finding.slug for finding in findings}
 
 
@@ -37,7 +37,7 @@ def test_compile_is_off_on_cpu_unless_asked_for(solve):
 )
 def test_what_cannot_be_compiled_is_left_off_with_a_reason(solve, machine, keys, said):
     plan, findings = solve(machine, compile="on", **keys)
-    assert plan.compile.value == "off" and said in plan.compile.reason
+    assert plan.execution.compile.value == "off" and said in plan.execution.compile.reason
     (finding,) = (finding for finding in findings if finding.slug == "compile-left-off")
     assert finding.severity == "warning" and "compile=off" in finding.fix
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_compiled_is_left_off_with_a_reason(solve, machine, keys,
 def test_no_c_compiler_no_compiled_code(make_job, make_trace, load_machine):
     machine = replace(load_machine("cpu"), c_compiler=None)
     plan, findings = solve_plan(make_job(compile="on"), machine, make_trace())
-    assert plan.compile.value == "off"
+    assert plan.execution.compile.value == "off"
     assert "C compiler" in next(f for f in findings if f.slug == "compile-left-off").what
 
 
@@ -66,8 +66,8 @@ def test_a_compiled_plan_is_predicted_from_compiled_code(solve):
     compiled, findings = solve("8xa100", trace=trace, compile="on", **keys)
     assert predict_parts(plain).activations == 8 * 100 * 2**20
     assert predict_parts(compiled).activations == 8 * 10 * 2**20
-    assert plain.cuda_graph.value == compiled.cuda_graph.value == "off"
-    operators = [plan.forecast.host_s - HOST_STEP_S for plan in (plain, compiled)]
+    assert plain.execution.cuda_graph.value == compiled.execution.cuda_graph.value == "off"
+    operators = [plan.predicted.forecast.host_s - HOST_STEP_S for plan in (plain, compiled)]
     assert operators[1] == pytest.approx(operators[0] / 10)
     assert "compiled-unknown" not in {finding.slug for finding in findings}
     _, findings = solve("8xa100", trace={**trace, "activation_bytes": eager}, compile="on", **keys)

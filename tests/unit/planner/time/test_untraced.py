@@ -59,7 +59,7 @@ STEPS = [
 
 def test_a_job_that_was_measured_nowhere_is_not_predicted_and_says_what_to_do(plan_of):
     plan, (finding,) = plan_of([])
-    assert plan.forecast is None and plan.step_s.value is None
+    assert plan.predicted.forecast is None and plan.predicted.step_s.value is None
     assert finding.slug == "activations-unknown"
     assert finding.fix.startswith("phalanx bench digits")
 
@@ -68,24 +68,31 @@ def test_time_and_memory_are_those_that_were_measured(plan_of):
     plan, findings = plan_of(STEPS, micro_batch_size=16)
     assert [f.slug for f in findings] == []
     measured, _ = plan_of(STEPS, global_batch_size=16, micro_batch_size=16)
-    assert measured.memory_bytes.value == 5 * GIB
-    assert plan.memory_bytes.value > measured.memory_bytes.value  # gradients stay, more samples
-    assert "bench measured them with micro-batches of 8, 16, 32" in plan.memory_bytes.reason
-    assert plan.forecast.compute_s == pytest.approx(2 * 0.018)  # two of 16
-    assert "steps of this job, bench of 2026-01-01" in plan.step_s.reason
+    assert measured.predicted.memory_bytes.value == 5 * GIB
+    assert (
+        plan.predicted.memory_bytes.value > measured.predicted.memory_bytes.value
+    )  # gradients stay, more samples
+    assert (
+        "bench measured them with micro-batches of 8, 16, 32" in plan.predicted.memory_bytes.reason
+    )
+    assert plan.predicted.forecast.compute_s == pytest.approx(2 * 0.018)  # two of 16
+    assert "steps of this job, bench of 2026-01-01" in plan.predicted.step_s.reason
 
 
 def test_the_fastest_that_fits_is_chosen_and_more_ranks_are_faster(plan_of):
     one, _ = plan_of(STEPS)
-    assert one.micro_batch_size.value == 32
+    assert one.batch.micro_batch_size.value == 32
     slow = [*STEPS[:2], step(32, 0.08, allocated_bytes=9 * GIB)]
-    assert plan_of(slow)[0].micro_batch_size.value == 16
+    assert plan_of(slow)[0].batch.micro_batch_size.value == 16
     large = [*STEPS[:2], step(32, 0.034, allocated_bytes=22 * GIB)]
-    assert plan_of(large)[0].micro_batch_size.value == 16
+    assert plan_of(large)[0].batch.micro_batch_size.value == 16
     two, _ = plan_of(STEPS, ranks=2)
-    assert 1 < two.speedup.value < 2
+    assert 1 < two.predicted.speedup.value < 2
     # Gradients wait for all of backward there: never less than on one rank with that micro-batch.
-    assert two.memory_bytes.value >= plan_of(STEPS, global_batch_size=16)[0].memory_bytes.value
+    assert (
+        two.predicted.memory_bytes.value
+        >= plan_of(STEPS, global_batch_size=16)[0].predicted.memory_bytes.value
+    )
 
 
 def test_lines_through_measured_sizes():
