@@ -7,8 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from phalanx.codec import from_json, to_json
 from phalanx.engine.rank.closed_loop import run_benchmark
 from phalanx.engine.rank.worker import run_worker
+from phalanx.recipe import BenchmarkSettings
+from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion
 from tests.cli.command import run_cli
 from tests.fixtures.event_lines import read_events
 from tests.fixtures.export_here import answer_here
@@ -75,22 +78,21 @@ def test_its_graph_has_its_names(trained, monkeypatch, tmp_path):
 
 def test_its_benchmark_runs(trained, tmp_path):
     request, result = tmp_path / "request", tmp_path / "result"
-    settings = ("tasks", "episodes", "max_steps", "horizon")
-    question = {
-        "recipe": RECIPE,
-        "options": {},
-        "file": str(trained.checkpoints / "latest" / "model.safetensors"),
-        "benchmark": None,
-        "flags": "--video",
-        "settings": {**dict.fromkeys(settings), "video": False, "seed": 0, "workers": 1},
-        "video": None,
-        "device": "cpu",
-    }
-    request.write_text(json.dumps(question))
+    question = BenchmarkQuestion(
+        recipe=RECIPE,
+        options={},
+        file=trained.checkpoints / "latest" / "model.safetensors",
+        benchmark=None,
+        flags="--video",
+        settings=BenchmarkSettings(None, None, None, None, video=False, seed=0, workers=1),
+        video=None,
+        device="cpu",
+    )
+    request.write_text(json.dumps(to_json(question)))
     run_benchmark(request, result)
-    told = json.loads(result.read_text())
-    assert [task["successes"] for task in told["tasks"]] == [1], told["findings"]
-    assert told["benchmark"] == "sums"
+    told = from_json(BenchmarkAnswer, json.loads(result.read_text()))
+    assert [task.successes for task in told.tasks] == [1], told.findings
+    assert told.benchmark == "sums"
 
 
 def test_it_collects(tmp_path):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import GivenJob, with_job_options
+from phalanx.cli.options.job import GivenJob, whole_numbers, with_job_options
 from phalanx.errors import Finding, UserError, format_bytes, format_seconds
 from phalanx.output import console
 
@@ -59,9 +59,8 @@ def parse_micro_batches(text: str | None) -> list[int]:
     """`8,16` -> [8, 16]."""
     if text is None:
         return []
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if words and all(word.lstrip("-").isdecimal() for word in words):
-        return [int(word) for word in words]
+    if (numbers := whole_numbers(text)) is not None:
+        return numbers
 
     raise UserError(
         Finding(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options.job import GivenJob, with_job_options
+from phalanx.cli.options.job import GivenJob, whole_numbers, with_job_options
 from phalanx.errors import Finding, UserError, format_seconds
 from phalanx.output import console
 
@@ -111,9 +111,8 @@ def _show(found: Estimate) -> None:
 
 
 def _parse_steps(text: str) -> list[int]:
-    words = [word.strip().replace("_", "") for word in text.split(",") if word.strip()]
-    if words and all(word.lstrip("-").isdecimal() for word in words):
-        return [int(word) for word in words]
+    if (numbers := whole_numbers(text)) is not None:
+        return numbers
     raise UserError(
         Finding(
             slug="estimate-numbers",

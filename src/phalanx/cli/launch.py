@@ -153,20 +153,22 @@ def _launch(
 
 def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: bool) -> int:
     """Meet the other nodes, then lead them or follow node 0."""
-    from phalanx.cli.options.nodes import show_decided, tell
+    from phalanx.cli.options.nodes import show_decided
     from phalanx.output.script_view import ScriptView
     from phalanx.places.nodes.join import join_nodes, script_facts
     from phalanx.places.nodes.leader import Nodes
     from phalanx.places.nodes.script_ranks import ScriptFollower, with_network
 
-    met = join_nodes(asked, prepared.request.output, script_facts(prepared), tell)
+    met = join_nodes(asked, prepared.request.output, script_facts(prepared), console.tell)
     prepared = with_network(prepared, met.settings)
     if met.rank == 0:
         with Nodes(met) as nodes:
             return _launch(prepared, is_quiet=is_quiet, nodes=nodes)
     view = ScriptView(prepared, Path(), is_quiet=is_quiet)
     try:
-        code, findings, words = ScriptFollower(met, prepared, on_line=view.line, tell=tell).run()
+        code, findings, words = ScriptFollower(
+            met, prepared, on_line=view.line, tell=console.tell
+        ).run()
     finally:
         met.close()
     show_decided(findings, words)

@@ -75,7 +75,7 @@ def train(
     Examples: phalanx train digits | phalanx train job.yaml --gpus 0,1 --epochs 5 optimizer.lr=0.01
     """
     from phalanx.cli.detach import in_background
-    from phalanx.cli.options.nodes import alone_only, show_decided, tell
+    from phalanx.cli.options.nodes import alone_only, show_decided
     from phalanx.machine.environment import DEBUG_COMMUNICATION
     from phalanx.places.nodes.meeting import parse_rendezvous
     from phalanx.places.torchrun import Torchrun, follow_first_rank
@@ -114,11 +114,11 @@ def train(
     from phalanx.prepare.job import read_job
 
     read = read_job(given.job, given.overrides, resume, nodes=asked.nodes)
-    met = join_nodes(asked, Path(read.output), job_facts(read), tell)
+    met = join_nodes(asked, Path(read.output), job_facts(read), console.tell)
     if met.rank > 0:
         from phalanx.verbs.train import follow_node
 
-        code, findings, words = follow_node(met, Path(read.output), tell)
+        code, findings, words = follow_node(met, Path(read.output), console.tell)
         show_decided(findings, words)
         return code
     with Nodes(met) as others:

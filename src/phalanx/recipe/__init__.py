@@ -11,12 +11,14 @@ from phalanx.recipe.benchmarking import (
 )
 from phalanx.recipe.collecting import Collected, CollectingData
 from phalanx.recipe.exporting import Exporting
+from phalanx.recipe.files import new_file
 from phalanx.recipe.films import encode_film, missing_film_package
 from phalanx.recipe.graphs import Exported, ExportingGraphs
 from phalanx.recipe.interface import Batch, Data, Epoch, Options, Recipe, Rows, Split, Term
+from phalanx.recipe.listing import first_few
 from phalanx.recipe.pretrained import PretrainedWeights, Stored
 from phalanx.recipe.progress import report
-from phalanx.recipe.rollouts import roll_out
+from phalanx.recipe.rollouts import roll_out, usable_cores
 from phalanx.recipe.showing import Media, Sample, Showing
 from phalanx.recipe.signing import Portable, sign_file
 from phalanx.recipe.tensors import Tensors
@@ -56,14 +58,17 @@ __all__ = [
     "did_you_mean",
     "encode_film",
     "find_inside",
+    "first_few",
     "format_seconds",
     "keys",
     "link_or_copy",
     "missing_film_package",
+    "new_file",
     "new_folder",
     "rename_new",
     "report",
     "roll_out",
     "sign_file",
+    "usable_cores",
     "write_atomic",
 ]

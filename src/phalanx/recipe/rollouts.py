@@ -87,6 +87,12 @@ def roll_out(
     return [results[index] for index in range(len(episodes))]
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
 def _ask(answer: Answer | None, seen: list[Any]) -> Sequence[Any]:
     if not seen:
         return []

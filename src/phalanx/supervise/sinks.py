@@ -12,20 +12,17 @@ from phalanx.errors import Finding
 from phalanx.job.schema import Logging
 from phalanx.run.directory import RunDirectory
 from phalanx.run.sinks.process import SinkSettings
+from phalanx.run.sinks.wandb import WandbSettings
 
 _PATIENCE_S = 60.0  # after the last event: wandb may have much to send
 
 
 def sinks_of(logging: Logging) -> SinkSettings:
     """What a job asks for."""
-    asked = {
-        "project": logging.wandb,
-        "entity": logging.wandb_entity,
-        "mode": logging.wandb_mode,
-    }
-    return SinkSettings(
-        tensorboard=logging.tensorboard, is_eager=True, wandb=asked if logging.wandb else {}
-    )
+    wandb = None
+    if logging.wandb:
+        wandb = WandbSettings(logging.wandb, logging.wandb_entity, logging.wandb_mode)
+    return SinkSettings(tensorboard=logging.tensorboard, is_eager=True, wandb=wandb)
 
 
 class SinkProcess:

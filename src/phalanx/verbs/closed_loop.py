@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from phalanx.prepare.engine_child import require_answer
 from phalanx.prepare.trained_model import Trained, Which, find_trained
 from phalanx.recipe.benchmarking import BenchmarkSettings, TaskResult
 from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion
+from phalanx.recipe.rollouts import usable_cores
 from phalanx.run.event_kinds import BenchmarkTask
 from phalanx.verbs.evaluate import Evaluated, Say, record_in_run
 
@@ -106,7 +106,6 @@ def _device(trained: Trained, overrides: Sequence[Override | str]) -> str:
 def _question(
     trained: Trained, benchmark: Benchmark, overrides: Sequence[Override | str]
 ) -> BenchmarkQuestion:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return BenchmarkQuestion(
         recipe=trained.job.recipe,
         options=trained.job.options,
@@ -122,7 +121,7 @@ def _question(
             horizon=benchmark.horizon,
             video=benchmark.video is not None,
             seed=benchmark.seed if benchmark.seed is not None else trained.job.seed,
-            workers=benchmark.workers or cores or 1,
+            workers=benchmark.workers or usable_cores(),
         ),
     )
 

@@ -14,7 +14,7 @@ from phalanx.run.cache import cache_folder
 from phalanx.run.directory import write_atomic
 from phalanx.watch.state import RunState
 
-_FORMAT = 3
+_FORMAT = 4
 _MOST_FILES = 200
 _MARK = 256  # bytes by which a file is known to be the same up to a place
 

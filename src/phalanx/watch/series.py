@@ -33,13 +33,11 @@ class Series:
     """How many of what came are joined into one point."""
     num_bad: int = 0
     """Values that were not finite and are in no point."""
-    last_bad_step: float | None = None
 
     def add(self, step: float, time_s: float, value: float) -> None:
         """Take the next value."""
         if not isfinite(value):
             self.num_bad += 1
-            self.last_bad_step = step
             return
         self._waiting.append(Point(step, time_s, value, value, value))
         if len(self._waiting) >= self.per_point:

@@ -142,8 +142,6 @@ class RunState:
     """As a launched script's output has it."""
     first_step: int = 0
     """Steps that were done when the newest attempt began."""
-    stepped_s: float | None = None
-    """When the newest step was logged."""
     memory_peak_bytes: int = 0
     """The most that a logged step had."""
     saved_step: int | None = None
@@ -201,7 +199,6 @@ class RunState:
             self.step = step.step
         self.epoch = step.epoch
         self.doing = ""
-        self.stepped_s = event.time_s
         if step.total_steps is not None:
             self.total_steps = step.total_steps
         self.memory_peak_bytes = max(self.memory_peak_bytes, step.memory_bytes or 0)

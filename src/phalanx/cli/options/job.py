@@ -202,9 +202,14 @@ def with_job_options(command: Command) -> Command:
         ),
         *(p for p in own if p not in first),
     ]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return with_parameters(wrapped, parameters)
+
+
+def with_parameters(command: Command, parameters: list[inspect.Parameter]) -> Command:
+    """Let typer see these parameters of a command, instead of its own."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def name_and_overrides(
@@ -297,6 +302,13 @@ def _count_ranks(given: dict[str, Any]) -> int | None:
     if isinstance(gpus, list):
         return len(gpus)
     return gpus if isinstance(gpus, int) else None
+
+
+def whole_numbers(text: str) -> list[int] | None:
+    """`8,16` -> [8, 16]; None if there is another word, or none."""
+    words = [word.strip().replace("_", "") for word in text.split(",") if word.strip()]
+    is_right = words and all(word.lstrip("-").isdecimal() for word in words)
+    return [int(word) for word in words] if is_right else None
 
 
 def parse_gpus(text: str) -> Any:

@@ -31,11 +31,6 @@ TimeoutOption = Annotated[
 MEETING_S = 600.0
 
 
-def tell(text: str) -> None:
-    """A line about the nodes, as it happens."""
-    console.tell(text)
-
-
 def alone_only(option: str, asked: NodesAsked) -> Exception:
     """An option that is for one node."""
     return UserError(
@@ -54,4 +49,4 @@ def show_decided(findings: list[Finding], words: str) -> None:
     """Show what node 0 decided."""
     console.show_findings(findings)
     if words:
-        tell(words)
+        console.tell(words)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from phalanx.cli.options.job import parameter_of
+from phalanx.cli.options.job import Command, parameter_of, with_parameters
 
 # field of SlurmRequest -> (name of the option's value, type, option, default), in --help's order
 _OPTIONS: dict[str, tuple[str, Any, Any, Any]] = {
@@ -86,7 +85,7 @@ _OPTIONS: dict[str, tuple[str, Any, Any, Any]] = {
 _PRINT = typer.Option("--print", help="Show the batch script; nothing is submitted.")
 
 
-def with_slurm_options(command: Callable[..., int]) -> Callable[..., int]:
+def with_slurm_options(command: Command) -> Command:
     """Give a command the options of Slurm. It is called with `slurm`, fields of a `SlurmRequest` by
     name, and with `print_only`."""
     own = [
@@ -108,6 +107,4 @@ def with_slurm_options(command: Callable[..., int]) -> Callable[..., int]:
         ),
         parameter_of("print_only", Annotated[bool, _PRINT], False),
     ]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return with_parameters(wrapped, parameters)

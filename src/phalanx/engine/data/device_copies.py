@@ -21,7 +21,7 @@ class Copier:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def copy(self, tree: Any) -> tuple[Any, Any]:
+    def copy(self, tree: Any) -> tuple[Any, torch.cuda.Event]:
         """The same nesting on the device, and the event after which it is there."""
         computing = torch.cuda.current_stream(self._device)
 
@@ -34,7 +34,7 @@ class Copier:
 
         with torch.cuda.stream(self._stream):
             copied = map_tensors(tree, copy)
-            event = self._stream.record_event()
+            event: torch.cuda.Event = self._stream.record_event()
         return copied, event
 
 

@@ -51,7 +51,7 @@ class MicroBatch(NamedTuple):
     """Weight of each term, or None when it depends on the predictions."""
     ids: Ids | None = None
     """The samples asked for."""
-    copied: Any = None
+    copied: torch.cuda.Event | None = None
     """CUDA event after which it is on the device; None: nothing to wait for."""
 
 
@@ -190,7 +190,8 @@ def move(tree: Any, device: torch.device) -> Any:
 
 
 def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nesting of dict, list and tuple with a function applied to every tensor."""
+    """The same nesting of dict, list and tuple with a function applied to every tensor. Not torch's
+    pytree, which takes a mapping of a class of its own, as tokenizers give, for a leaf."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):

@@ -183,7 +183,8 @@ class GraphedStep:
 
     def _end_capture(self) -> None:
         """What torch 2.11 leaves undone when a capture fails: memory would still come from the pool
-        and random numbers wait for a graph."""
+        and random numbers wait for a graph. There is no official way to end one that failed:
+        https://docs.pytorch.org/docs/2.11/generated/torch.cuda.graph.html"""
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
         generator = torch.cuda.default_generators[self._device.index]

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-# Every dropout of torch.nn.functional ends in one of these.
+# Every dropout of torch.nn.functional ends in one of these. torch 2.13 has no official way to turn
+# off dropout that a forward calls as a function, and function modes are gone when backward runs a
+# block again: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.dropout.html
 _DRAWN = [
     f"{name}{ending}"
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")

@@ -11,7 +11,6 @@ stands still anyway, to evaluate or to save.
 from __future__ import annotations
 
 import gc
-from types import TracebackType
 
 
 class Garbage:
@@ -25,12 +24,7 @@ class Garbage:
         gc.disable()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()

@@ -212,6 +212,7 @@ class Strategy:
     def _step_scaled(self) -> None:
         """The loss scaler looks for what is not finite itself, whatever the cause, and skips."""
         scaler, optimizer = self.precision.scaler, self.optimizer
+        self.skips.last = False  # for followers: it calls the optimizer where nothing overflowed
         scaler.step(optimizer)
         found = list(scaler._found_inf_per_device(optimizer).values())
         flag: bool | torch.Tensor = sum(f.to(found[0].device) for f in found).clamp(max=1.0)

@@ -9,7 +9,7 @@ In bf16 and fp16 the model's own parameters are of that type, beside the fp32 we
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -219,7 +219,7 @@ class Deepspeed(Together):
     def optimizer_state(self) -> OptimizerState:
         return self._partitions.optimizer_state(without=self._untouched)
 
-    def load_optimizer(self, file: TensorFile, numbers: Any) -> None:
+    def load_optimizer(self, file: TensorFile, numbers: Mapping[str, Any]) -> None:
         self._partitions.load_optimizer(file, numbers)
         self._untouched -= {full.rpartition(":")[0] for full in (*file.names, *numbers)}
 

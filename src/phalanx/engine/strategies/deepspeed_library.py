@@ -36,7 +36,8 @@ def import_deepspeed(process: Process) -> Any:
 
 def _skip_broadcasts() -> None:
     """Every rank has built the same weights; and DeepSpeed 0.19.8 fails when it sends a parameter
-    without a dimension to the others."""
+    without a dimension to the others. It has no setting for that:
+    https://deepspeed.readthedocs.io/en/latest/initialize.html"""
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.partition_parameters import Init
 

@@ -25,11 +25,11 @@ from phalanx.recipe import (
 )
 from phalanx.recipes.bev.dataset import BENCHMARK_SEEDS, missing_simulator
 from phalanx.recipes.bev.driving import DRIVERS, Drive, Driver, Episode, drive
+from phalanx.recipes.bev.network import SEEN
 from phalanx.recipes.bev.scenarios import PLANNED_HZ, WAYPOINT_S, WAYPOINTS
 
 EPISODES = 25
 _TOGETHER = 8  # episodes that a process has under way: the model answers them in one batch
-_SEEN = ("bev", "speed", "command", "route")
 
 
 def run_highway(
@@ -92,7 +92,7 @@ def summarise(task: str, drives: Sequence[Drive]) -> TaskResult:
 
 def _answer(model: nn.Module, seen: list[dict[str, np.ndarray]]) -> list[Any]:
     device = next(model.parameters()).device
-    batch = [torch.from_numpy(np.stack([one[name] for one in seen])).to(device) for name in _SEEN]
+    batch = [torch.from_numpy(np.stack([one[name] for one in seen])).to(device) for name in SEEN]
     with torch.no_grad():
         waypoints, deviation = model(*batch)
     pairs = zip(waypoints.cpu().numpy(), deviation.cpu().numpy(), strict=True)

@@ -8,19 +8,24 @@ anew from there, and its way leads back to the expert's within about a second.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.recipes.bev.grid import draw, road_map, to_ego, to_world
+from phalanx.recipes.bev.grid import RoadMap, draw, road_map, to_ego, to_world
 from phalanx.recipes.bev.scenarios import HISTORY_S, PLANNED_HZ, SCENARIOS, WAYPOINT_S, WAYPOINTS
-from phalanx.recipes.bev.world import World
+from phalanx.recipes.bev.world import Frame, World
 
 _EVERY = 3  # planned steps from one sample to the next
 _CLUMSY = 0.5  # of the episodes begin so,
 _CLUMSY_S = 3.0  # for at most so long
 _BACK_S = 0.7  # in which a displacement falls to a third
 _SHIFT_M, _TURN, _FASTER = 0.5, 0.06, 1.0  # standard deviations of displacements
+
+
+class _Moment(NamedTuple):
+    frames: list[Frame]
+    route: np.ndarray
 
 
 def collect_episode(scenario_name: str, seed: int) -> dict[str, np.ndarray]:
@@ -33,14 +38,14 @@ def collect_episode(scenario_name: str, seed: int) -> dict[str, np.ndarray]:
         _drive_clumsily(world, rng)
         world.hand_over()
     roads = road_map(world)
-    moments: list[dict[str, Any]] = []
+    moments: list[_Moment] = []
     after = round(WAYPOINTS * WAYPOINT_S * PLANNED_HZ)
     poses, left = [], after
     while not world.is_crashed and left:
         frames = world.frames
         poses.append(frames[0].ego)
         if not world.is_over:
-            moments.append({"frames": frames, "route": world.route_ahead()})
+            moments.append(_Moment(frames, world.route_ahead()))
         else:
             left -= 1
         if world.is_off_road or world.time_s > 60:
@@ -62,11 +67,9 @@ def collect_episode(scenario_name: str, seed: int) -> dict[str, np.ndarray]:
         displaced = np.array([*beside, pose[2] + turn])
         back = _come_back(future, pose, displaced, speed, speed + faster)
         samples.append(_sample(roads, moment, displaced, speed + faster, back, world.command))
-    return (
-        {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-        if (samples)
-        else {}
-    )
+    if not samples:
+        return {}
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def _drive_clumsily(world: World, rng: np.random.Generator) -> None:
@@ -108,21 +111,26 @@ def _come_back(
 
 
 def _sample(
-    roads: Any,
-    moment: dict[str, Any],
+    roads: RoadMap,
+    moment: _Moment,
     pose: np.ndarray,
     speed: float,
     future: np.ndarray,
     command: int,
 ) -> dict[str, np.ndarray]:
     return {
-        **observe(roads, moment["frames"], moment["route"], pose, speed, command),
+        **observe(roads, moment.frames, moment.route, pose, speed, command),
         "plan": to_ego(future, pose).astype(np.float32),
     }
 
 
 def observe(
-    roads: Any, frames: Any, route: np.ndarray, pose: np.ndarray, speed: float, command: int
+    roads: RoadMap,
+    frames: list[Frame],
+    route: np.ndarray,
+    pose: np.ndarray,
+    speed: float,
+    command: int,
 ) -> dict[str, np.ndarray]:
     """What a planner is given."""
     assert len(frames) == len(HISTORY_S)

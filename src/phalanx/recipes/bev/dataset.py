@@ -6,14 +6,22 @@ A folder has `train/` and `test/`, each with an array per name of ARRAYS, and `a
 from __future__ import annotations
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phalanx.recipe import Finding, Split, UserError, cache_folder, new_folder, report, roll_out
+from phalanx.recipe import (
+    Finding,
+    Split,
+    UserError,
+    cache_folder,
+    new_folder,
+    report,
+    roll_out,
+    usable_cores,
+)
 from phalanx.recipes.bev.collecting import collect_episode
 from phalanx.recipes.bev.grid import CELLS, CHANNELS
 from phalanx.recipes.bev.options import BevCollecting
@@ -67,8 +75,7 @@ def collect(settings: BevCollecting, out: Path | None) -> Path:
         for index in range(count)
         for name in settings.scenarios
     ]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = settings.workers or cores or 1
+    workers = settings.workers or usable_cores()
     report(f"highway-env's experts drive: {len(episodes)} episodes in {workers} processes")
     found = roll_out(
         _drive,

@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from phalanx.recipe import keys
 from phalanx.recipes.bev.diffusion import noise_share, signal_share, take_off
 
+SEEN = ("bev", "speed", "command", "route")
+"""What of a batch a planner is given, in this order."""
 PATCH = 4
 """Cells of a side of the first patches; pairs of them become tokens."""
 _HEAD_WIDTH = 32

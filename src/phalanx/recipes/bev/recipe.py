@@ -39,11 +39,10 @@ from phalanx.recipe import (
     keys,
 )
 from phalanx.recipes.bev.diffusion import LEAST_NOISE
-from phalanx.recipes.bev.network import Planner
+from phalanx.recipes.bev.network import SEEN, Planner
 from phalanx.recipes.bev.options import BevCollecting, BevOptions
 from phalanx.recipes.bev.scenarios import WAYPOINT_S
 
-_SEEN = ("bev", "speed", "command", "route")
 MISS_M = 2.0
 """A last waypoint farther off than this is a miss, as in Waymo's and Argoverse's figures."""
 _SHOWN = 6  # samples that are drawn
@@ -128,7 +127,7 @@ class BevRecipe(
 
     def loss(self, model: nn.Module, batch: Batch, keys: Tensor) -> Mapping[str, Term]:
         random, noise = self._draw(keys, batch["plan"])
-        error, deviation = model(*(batch[name] for name in _SEEN), batch["plan"], random, noise)
+        error, deviation = model(*(batch[name] for name in SEEN), batch["plan"], random, noise)
         wrong = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
         # The first draw is nothing but noise: what is said then is all that is known of a scene.
         unlikely = (error[:, 0].detach() * torch.exp(-deviation[:, 0])).square()
@@ -148,7 +147,7 @@ class BevRecipe(
         return random, torch.cat([torch.ones_like(some[:, :1]), some], 1)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
-        waypoints, deviation = model(*(batch[name] for name in _SEEN))
+        waypoints, deviation = model(*(batch[name] for name in SEEN))
         off = (waypoints - batch["plan"]).norm(dim=-1)
         straight = _straight_on(batch["speed"], waypoints)
         straight_off = (straight - batch["plan"]).norm(dim=-1)
@@ -172,7 +171,7 @@ class BevRecipe(
 
         shown = self._shown
         device = next(model.parameters()).device
-        plans, deviations = model(*(shown[name].to(device) for name in _SEEN))
+        plans, deviations = model(*(shown[name].to(device) for name in SEEN))
         rows = zip(shown["bev"], plans.cpu(), deviations.cpu(), shown["plan"], strict=True)
         return [
             Media(
@@ -193,7 +192,7 @@ class BevRecipe(
 
     def exported(self, model: nn.Module) -> Exported:
         return Exported(
-            model, lambda batch: {name: batch[name] for name in _SEEN}, ("plan", "deviation")
+            model, lambda batch: {name: batch[name] for name in SEEN}, ("plan", "deviation")
         )
 
     def export_metadata(self) -> Mapping[str, Any]:

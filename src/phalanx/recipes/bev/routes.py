@@ -16,20 +16,17 @@ import json
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from phalanx.recipe import Finding
+from phalanx.recipe import Finding, first_few
 from phalanx.recipes.bev.grid import to_ego
 from phalanx.recipes.bev.scenarios import COMMANDS, ROUTE_M, WAYPOINT_S, WAYPOINTS
 
 MEASUREMENTS = "measurements"
 BEV_FOLDERS = ("bev_semantics", "bev")
 BEV_SUFFIXES = (".png", ".npy")
-_SHOWN = 5  # files of one kind of problem that are named
-
-
 Kind = Literal["measurement", "not finite", "missing", "shape"]
 
 
@@ -61,6 +58,16 @@ class Route:
         return len(self.bevs)
 
 
+class _Row(NamedTuple):
+    """One measurement."""
+
+    position: np.ndarray
+    heading: float
+    speed: float
+    command: int
+    ahead: np.ndarray
+
+
 def find_routes(folder: Path) -> list[Path]:
     """All folders with measurements, in the order of their names."""
     return sorted(path.parent for path in folder.rglob(MEASUREMENTS) if path.is_dir())
@@ -71,7 +78,7 @@ def read_route(folder: Path) -> tuple[Route | None, list[Problem]]:
     files = sorted(p for p in (folder / MEASUREMENTS).iterdir() if _number(p) is not None)
     known = _bev_files(folder)
     problems: list[Problem] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[_Row] = []
     bevs: list[Path] = []
     for index, path in enumerate(files):
         row = _read_measurement(path, index)
@@ -91,11 +98,11 @@ def read_route(folder: Path) -> tuple[Route | None, list[Problem]]:
         Route(
             folder,
             bevs,
-            np.array([row["position"] for row in rows]),
-            np.array([row["heading"] for row in rows]),
-            np.array([row["speed"] for row in rows], np.float32),
-            np.array([row["command"] for row in rows], np.int64),
-            np.array([row["ahead"] for row in rows], np.float32),
+            np.array([row.position for row in rows]),
+            np.array([row.heading for row in rows]),
+            np.array([row.speed for row in rows], np.float32),
+            np.array([row.command for row in rows], np.int64),
+            np.array([row.ahead for row in rows], np.float32),
         ),
         [],
     )
@@ -118,7 +125,7 @@ def _bev_files(folder: Path) -> dict[int, Path]:
     return {}
 
 
-def _read_measurement(path: Path, index: int) -> dict[str, Any] | Problem:
+def _read_measurement(path: Path, index: int) -> _Row | Problem:
     try:
         content = path.read_bytes()
         text = gzip.decompress(content) if path.suffix == ".gz" else content
@@ -130,23 +137,23 @@ def _read_measurement(path: Path, index: int) -> dict[str, Any] | Problem:
         return Problem("measurement", path, index, f"it has no {error}")
     except (TypeError, ValueError) as error:
         return Problem("measurement", path, index, str(error))
-    wrong = [name for name, value in row.items() if not np.isfinite(value).all()]
+    wrong = [name for name, value in row._asdict().items() if not np.isfinite(value).all()]
     if wrong:
         return Problem("not finite", path, index, f"{', '.join(wrong)}: not a finite number")
     return row
 
 
-def _row(values: dict[str, Any]) -> dict[str, Any]:
+def _row(values: dict[str, Any]) -> _Row:
     command = int(values["command"])
     if not 0 <= command < COMMANDS:
         raise ValueError(f"command = {command}; CARLA's are 1 to {COMMANDS - 1}")
-    return {
-        "position": _points(values["pos_global"], "pos_global")[0],
-        "heading": float(values["theta"]),
-        "speed": float(values["speed"]),
-        "command": command,
-        "ahead": _route_ahead(values),
-    }
+    return _Row(
+        _points(values["pos_global"], "pos_global")[0],
+        float(values["theta"]),
+        float(values["speed"]),
+        command,
+        _route_ahead(values),
+    )
 
 
 def _route_ahead(values: dict[str, Any]) -> np.ndarray:
@@ -233,9 +240,9 @@ def as_findings(problems: list[Problem], folder: Path) -> list[Finding]:
 
 
 def _name(several: list[Problem], folder: Path) -> str:
-    named = [
-        f"`{problem.path.relative_to(folder)}`, frame {problem.index}: {problem.why}"
-        for problem in several[:_SHOWN]
-    ]
-    more = f"; and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
-    return "; ".join(named) + more
+    return first_few(
+        [
+            f"`{problem.path.relative_to(folder)}`, frame {problem.index}: {problem.why}"
+            for problem in several
+        ]
+    )

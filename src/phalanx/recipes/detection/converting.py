@@ -27,11 +27,11 @@ from xml.etree import ElementTree
 
 import yaml
 
-from phalanx.recipe import Finding, UserError, find_inside, link_or_copy, rename_new
+from phalanx.recipe import Finding, UserError, find_inside, first_few, link_or_copy, rename_new
 
 FORMATS = ("voc", "coco")
 RENAMED_FILE = "renamed.csv"
-_NAMED, _LONGEST_TOLD = 5, 400  # places that are said, and letters of each
+_LONGEST_TOLD = 400  # letters of each place
 _LONGEST = 200  # bytes of a name that folders are part of; file systems take 255
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OSError)  # what a broken entry raises
 
@@ -314,10 +314,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _told(faults: list[str]) -> str:
-    more = len(faults) - _NAMED
-    return "; ".join(fault[:_LONGEST_TOLD] for fault in faults[:_NAMED]) + (
-        f"; and {more:,} more" if more > 0 else ""
-    )
+    return first_few([fault[:_LONGEST_TOLD] for fault in faults])
 
 
 def _left_out(faults: list[str]) -> Finding:

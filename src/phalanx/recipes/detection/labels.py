@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.recipe import cache_folder
+from phalanx.recipe import cache_folder, first_few, new_file
 from phalanx.recipes.detection.source import label_file
 
 _VERSION = 1  # of what is remembered
 _THREADS = 8  # images are looked at in parallel: it is reading that takes the time
 _LARGEST = 1.01  # shares above are wrong; those a rounding above 1 are cut
 _SMALLEST_SIDE = 10  # pixels, as Ultralytics has it
-_NAMED = 5  # places of a kind of fault that are said
 
 
 class Fault(NamedTuple):
@@ -201,22 +199,18 @@ def _recall(file: Path, images: list[Path]) -> Labels | None:
 def _remember(file: Path, labels: Labels) -> None:
     """Whole or not at all; without it the files are read again."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".npz", delete=False) as temporary:
+        with new_file(file) as making:
             np.savez(
-                temporary,
+                making,
                 sizes=labels.sizes,
                 starts=labels.starts,
                 rows=labels.rows,
                 faults=np.array(json.dumps(labels.faults)),
             )
-        Path(temporary.name).replace(file)
     except OSError:
         return
 
 
 def name_places(faults: Sequence[Fault]) -> str:
     """Some places, and how many more."""
-    told = ", ".join(f"`{fault.place}`" for fault in faults[:_NAMED])
-    more = len(faults) - _NAMED
-    return told + (f" and {more:,} more" if more > 0 else "")
+    return first_few([f"`{fault.place}`" for fault in faults], between=", ")

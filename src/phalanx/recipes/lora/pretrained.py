@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.recipe import Finding, Stored, UserError, cache_folder
+from phalanx.recipe import Finding, Stored, UserError, cache_folder, new_file
 from phalanx.recipes.lora.base import Base, stored_weights
 from phalanx.recipes.lora.network import ADAPTER, is_turned, stored_name
 from phalanx.recipes.lora.nf4 import Nf4Linear, pack
@@ -118,9 +116,7 @@ def _derive(
         for name, (file, stored) in sources.items():
             with safe_open(file, framework="pt") as opened:
                 made |= make(name, opened.get_tensor(stored))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(f"{path}.{os.getpid()}.tmp")
-        save_file(made, making)
-        making.replace(path)
+        with new_file(path) as making:
+            save_file(made, making)
     with safe_open(path, framework="pt") as opened:
         return {name: Stored(path, name) for name in opened.keys()}  # noqa: SIM118

@@ -16,11 +16,10 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 
-from phalanx.recipe import cache_folder
+from phalanx.recipe import cache_folder, new_folder
 from phalanx.recipes.lora.columns import Columns, MalformedError, Sample, as_sample, find_columns
 from phalanx.recipes.lora.options import LoraOptions
 from phalanx.recipes.lora.rows import Row, Source
@@ -227,17 +226,12 @@ def _key(source: Source, options: LoraOptions, template: Template, limit: int) -
 
 def _save(tokens: Tokens, folder: Path) -> None:
     """Beside its place first, so that nobody reads half of it. Room that lacks is no fault."""
-    made = None
     with contextlib.suppress(OSError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(mkdtemp(dir=folder.parent, prefix=".making-"))
-        for name, values in tokens.arrays().items():
-            np.save(made / f"{name}.npy", values, allow_pickle=False)
-        (made / "tally.json").write_text(json.dumps(asdict(tokens.tally)), encoding="utf-8")
-        made.rename(folder)
+        with new_folder(folder) as making:
+            for name, values in tokens.arrays().items():
+                np.save(making / f"{name}.npy", values, allow_pickle=False)
+            (making / "tally.json").write_text(json.dumps(asdict(tokens.tally)), encoding="utf-8")
         _forget_oldest(folder.parent)
-    if made is not None:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _load(folder: Path) -> Tokens | None:

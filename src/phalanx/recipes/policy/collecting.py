@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from phalanx.recipe import (
     format_seconds,
     report,
     roll_out,
+    usable_cores,
 )
 from phalanx.recipes.policy.demonstrations import (
     Episode,
@@ -83,8 +83,7 @@ def collect(settings: PolicyCollecting, out: Path | None) -> Collected:
     blocks = _blocks(settings)
     total = sum(_size(settings, block.number) for block in blocks)
     report(f"Meta-World's experts begin: {total} episodes")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = settings.workers or cores or 1
+    workers = settings.workers or usable_cores()
     tried = roll_out(
         _demonstrate,
         blocks,

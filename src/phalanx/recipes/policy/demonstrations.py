@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.recipe import Finding, UserError, did_you_mean, new_folder
+from phalanx.recipe import Finding, UserError, did_you_mean, first_few, new_folder
 
 FORMAT, SCHEMA_VERSION = "phalanx-demonstrations", 1
 META_FILE = "meta.json"
@@ -170,7 +170,8 @@ def _check_table(found: Demonstrations) -> list[Finding]:
     return [
         Finding(
             slug="policy-episode",
-            what=f"{len(wrong):,} of {len(table):,} episodes in `{file}` are broken: {some(wrong)}",
+            what=f"{len(wrong):,} of {len(table):,} episodes in `{file}` are broken: "
+            f"{first_few(wrong)}",
             why=f"states.npy has {steps:,} steps, meta.json {len(found.tasks)} tasks; a row is "
             "first step, number of steps, task",
             fix=f"collect or convert them again, or remove those rows: np.save('{file}', rows)",
@@ -194,7 +195,7 @@ def _check_finite(found: Demonstrations, name: str, array: np.ndarray) -> list[F
         Finding(
             slug="policy-not-finite",
             what=f"{len(steps):,} steps of `{found.folder / name}.npy` are not finite: "
-            + some(told, len(steps)),
+            + first_few(told, len(steps)),
             why="a NaN in one sample makes the loss of its whole batch NaN",
             fix="leave those episodes out of episodes.npy, or mend the numbers",
         )
@@ -206,12 +207,6 @@ def _place(found: Demonstrations, step: int) -> str:
         if steps.start <= step < steps.stop:
             return f"episode {index}, step {step - steps.start} (row {step})"
     return f"row {step}"
-
-
-def some(places: Sequence[str], total: int | None = None) -> str:
-    """The first few of many."""
-    more = (total or len(places)) - _NAMED
-    return "; ".join(places[:_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def is_demonstrations(folder: Path) -> bool:

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.recipe import Finding, UserError, cache_folder, did_you_mean, report
+from phalanx.recipe import Finding, UserError, cache_folder, did_you_mean, first_few, report
 from phalanx.recipes.policy.demonstrations import (
     Episode,
     Task,
     is_demonstrations,
-    some,
     write_demonstrations,
 )
 from phalanx.recipes.policy.libero_suite import FPS as LIBERO_FPS  # robosuite's too
@@ -151,7 +150,8 @@ class _Reader:
         return [
             Finding(
                 slug="policy-action-size",
-                what=f"{len(odd):,} episodes have actions of other sizes than {usual}: {some(odd)}",
+                what=f"{len(odd):,} episodes have actions of other sizes than {usual}: "
+                f"{first_few(odd)}",
                 why=f"{len(sizes) - len(odd):,} of {len(sizes):,} episodes have {usual} numbers in "
                 "an action, and one policy has one size",
                 fix="leave those files out: data=FOLDER takes every .hdf5 file in it",
@@ -230,7 +230,7 @@ def _no_state(file: Path, there: Sequence[str]) -> Finding:
 def _broken(file: Path, broken: Sequence[str], total: int) -> Finding:
     return Finding(
         slug="policy-episode",
-        what=f"{len(broken)} of {total} episodes in `{file}` are broken: {some(broken)}",
+        what=f"{len(broken)} of {total} episodes in `{file}` are broken: {first_few(broken)}",
         why="actions and everything in obs have one row for each step",
         fix="download or record the file again, or delete those groups from it",
     )
@@ -239,7 +239,7 @@ def _broken(file: Path, broken: Sequence[str], total: int) -> Finding:
 def _not_finite(file: Path, places: Sequence[str]) -> Finding:
     return Finding(
         slug="policy-not-finite",
-        what=f"{len(places):,} steps in `{file}` are not finite: {some(places)}",
+        what=f"{len(places):,} steps in `{file}` are not finite: {first_few(places)}",
         why="a NaN in one sample makes the loss of its whole batch NaN",
         fix="delete those episodes from the file, or mend the numbers",
     )

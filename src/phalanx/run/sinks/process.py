@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from phalanx.codec import from_json
 from phalanx.run.directory import RunDirectory, write_atomic
 from phalanx.run.events import EventReader
 from phalanx.run.sinks.curves import CsvSink, Sink, TensorBoardSink
+from phalanx.run.sinks.wandb import WandbSettings, WandbSink
 
 _POLL_S = 0.5
 _KEEP_EVERY = 20  # turns
@@ -32,8 +33,7 @@ class SinkSettings:
     tensorboard: bool = True
     is_eager: bool = False
     """Whether curves are sure to come: TensorBoard takes a second to import."""
-    wandb: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `WandbSink`; empty: none."""
+    wandb: WandbSettings | None = None
 
 
 class Sinks:
@@ -49,11 +49,9 @@ class Sinks:
             self._sinks.append(board)
             if settings.is_eager:
                 self._try(board, "open")
-        if settings.wandb:
+        if settings.wandb is not None:
             try:
-                from phalanx.run.sinks.wandb import WandbSink
-
-                self._sinks.append(WandbSink(run, **settings.wandb))
+                self._sinks.append(WandbSink(run, settings.wandb))
             except Exception as error:
                 self._say("wandb", error)
 

@@ -6,6 +6,7 @@ The key is wandb's own business: it reads WANDB_API_KEY or its own file; nothing
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.run.directory import RunDirectory
@@ -16,22 +17,33 @@ from phalanx.run.reading import read_yaml
 from phalanx.run.sinks.curves import scalars
 
 
+@dataclass(frozen=True)
+class WandbSettings:
+    """Where curves go in wandb."""
+
+    project: str
+    entity: str | None
+    """A team; None: the user's own."""
+    mode: str
+    """online or offline."""
+
+
 class WandbSink:
     """One run of wandb for one run directory; a run that continues goes on in it."""
 
-    def __init__(self, run: RunDirectory, *, project: str, entity: str | None, mode: str) -> None:
+    def __init__(self, run: RunDirectory, asked: WandbSettings) -> None:
         import wandb
 
         self._run = run
         self._wandb: Any = wandb
         settings = wandb.Settings(console="off", disable_git=True, disable_code=True, silent=True)
         self._live: Any = wandb.init(
-            project=project,
-            entity=entity,
+            project=asked.project,
+            entity=asked.entity,
             name=run.name,
             id=_identifier(run),
-            resume=None if mode == "offline" else "allow",  # wandb: offline it cannot resume
-            mode="offline" if mode == "offline" else "online",
+            resume=None if asked.mode == "offline" else "allow",  # wandb: offline it cannot resume
+            mode="offline" if asked.mode == "offline" else "online",
             dir=str(run.path),
             config=read_yaml(run.job_file),
             settings=settings,

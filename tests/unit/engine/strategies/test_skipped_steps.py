@@ -136,3 +136,15 @@ def test_the_loss_scaler_skips_and_the_average_stays(clip):
     step(strategy, BAD)
     assert_same(before, {n: s.tensor for n, s in average.averages().items()})
     assert strategy.skips.read(2) == [False, True]
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_the_average_takes_in_the_step_after_one_that_overflowed(is_fused):
+    strategy = make(precision="fp16", clip=None)
+    for group in strategy.optimizer.param_groups:
+        group["fused"] = is_fused
+    strategy.optimizer._step_supports_amp_scaling = is_fused
+    average = begin_average(Ema(decay=0.5), strategy)
+    for factor, updates in ((GOOD, 1), (BAD, 1), (GOOD, 2), (GOOD, 3)):
+        step(strategy, factor)
+        assert average.record()["updates"] == updates

@@ -17,6 +17,7 @@ from phalanx.codec import from_json, to_json
 from phalanx.job.schema import Logging
 from phalanx.run.sinks.pictures import read_picture
 from phalanx.run.sinks.process import Sinks, SinkSettings
+from phalanx.run.sinks.wandb import WandbSettings
 from phalanx.supervise import sinks as launch_sinks
 from phalanx.supervise.sinks import SinkProcess, sinks_of
 from tests.unit.watch.run_folder import Run
@@ -142,9 +143,9 @@ def test_a_process_that_dies_is_told(tmp_path):
 
 
 def test_the_job_says_what_is_fed():
-    assert sinks_of(Logging()).wandb == {}
+    assert sinks_of(Logging()).wandb is None
     asked = sinks_of(Logging(tensorboard=False, wandb="p", wandb_mode="offline"))
-    assert asked.wandb == {"project": "p", "entity": None, "mode": "offline"}
+    assert asked.wandb == WandbSettings("p", None, "offline")
     assert from_json(SinkSettings, to_json(asked)) == asked
 
 
@@ -154,9 +155,7 @@ def test_wandb_offline_gets_the_curves_and_no_file_has_the_key(tmp_path, monkeyp
     monkeypatch.setenv("WANDB_API_KEY", key)
     made = some_run(tmp_path)
     made.film(20)
-    settings = SinkSettings(
-        tensorboard=False, wandb={"project": "p", "entity": None, "mode": "offline"}
-    )
+    settings = SinkSettings(tensorboard=False, wandb=WandbSettings("p", None, "offline"))
     process = SinkProcess(made.run, settings)
     assert process.close() == []
     (record,) = made.run.path.glob("wandb/offline-run-*/*.wandb")
