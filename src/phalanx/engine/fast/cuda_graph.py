@@ -210,9 +210,9 @@ class GraphedStep:
 
     def _put_numbers(self, step: StepInput) -> float:
         """Weights of the loss and learning rates, to where kernels read them."""
-        schedule = self._step.schedule
-        lr = schedule.lr_at(step.share.step)
-        groups = self._strategy.optimizer.param_groups
+        optimizer = self._strategy.optimizer
+        lr, rates = self._step.schedule.rates(optimizer, step.share.step)
+        groups = optimizer.param_groups
         names = list(step.weights or ())
         if self._numbers is None:
             wide = self._strategy.precision.name == "fp64"
@@ -228,7 +228,6 @@ class GraphedStep:
                 if "capturable" in group:
                     group["capturable"] = True
         reciprocals = [reciprocal(weight) for weight in (step.weights or {}).values()]
-        rates = [schedule.group_lr(group, step.share.step, lr) for group in groups]
         self._numbers.put([*reciprocals, *rates])
         return lr
 

@@ -109,11 +109,16 @@ class Schedule:
             lr += first * (1 - (step + 1) / self._warmup)
         return float(lr)
 
+    def rates(self, optimizer: Optimizer, step: int) -> tuple[float, list[float]]:
+        """Return the common rate of a step, and that of each group."""
+        lr = self.lr_at(step)
+        return lr, [self.group_lr(group, step, lr) for group in optimizer.param_groups]
+
     def apply(self, optimizer: Optimizer, step: int) -> float:
         """Set rate and momentum of every group for a step; returns the common rate."""
-        lr = self.lr_at(step)
-        for group in optimizer.param_groups:
-            group["lr"] = self.group_lr(group, step, lr)
+        lr, rates = self.rates(optimizer, step)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
             if self._first_momentum is not None and "momentum" in group:
                 group["momentum"] = self.momentum_at(step)
         return lr
