@@ -71,8 +71,8 @@ class RunView:
                 self._say(f"epoch {found.epoch or 0.0:.1f}  test: {figures}{mark}")
             case Evaluated() as found:  # by somebody else meanwhile
                 on = found.benchmark or "test split"
-                step_of = f"`phalanx evaluate` of step {found.step}"
-                self._say(f"{step_of}, {on}: {_figures(found.metrics)}")
+                figures = _figures(found.metrics)
+                self._say(f"`phalanx evaluate` of step {found.step}, {on}: {figures}")
             case Samples(samples=samples):
                 self._show_samples(samples)
             case RevisionMade() as revision:
