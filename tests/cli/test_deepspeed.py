@@ -29,7 +29,7 @@ def test_the_plan_has_stage_and_offload_with_reasons(monkeypatch):
     pretend_machine(monkeypatch, "2x4090")
     found = plan("--deepspeed", "ds_config.json")
     assert found["parallel"]["strategy"]["value"] == "deepspeed"
-    assert found["zero_stage"] == {
+    assert found["parallel"]["zero_stage"] == {
         "value": 2,
         "reason": "deepspeed.stage = 2: optimizer state and gradients are spread over the ranks",
     }

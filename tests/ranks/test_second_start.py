@@ -56,7 +56,7 @@ def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     assert [plan["batch"]["num_samples"]["value"] for plan in plans] == [40, 30], (
         "in one run directory"
     )
-    assert [plan["is_from_memory"] for plan in plans] == [True, False]
+    assert [plan["loading"]["is_from_memory"] for plan in plans] == [True, False]
 
 
 @pytest.mark.full

@@ -19,6 +19,7 @@ from phalanx.planner.verify_plans import comparable_sides
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory
+from phalanx.run.purpose import Record
 from phalanx.tracing.trace import trace_recipe
 from tests.cli.command import pretend_machine, run_cli
 from tests.fixtures.event_lines import read_events
@@ -46,7 +47,8 @@ def record(pool, folder, *, ranks=2, **changes):
     recordings = []
     for side in comparable_sides(job, machine(), trace, plan, steps=STEPS)[:2]:
         world = side.plan.devices.ranks.value
-        with open_run(Prepared(side.job, machine(), trace, side.plan, [])) as run:
+        prepared = Prepared(side.job, machine(), trace, side.plan, [])
+        with open_run(prepared, purpose=Record(side.has_dropout)) as run:
             train(pool, run, ranks=world)
         recordings.append(read_recording(run.recordings, world))
     return recordings

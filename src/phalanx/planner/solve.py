@@ -27,11 +27,11 @@ from phalanx.planner.draft import (
     Draft,
     choose_layout,
     choose_schedule,
-    first_plan,
     place,
     share_work,
     size_batch,
 )
+from phalanx.planner.first_plan import first_plan
 from phalanx.planner.memory.fit import fit_findings
 from phalanx.planner.memory.prediction import with_memory
 from phalanx.planner.resize import on_ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from phalanx.machine.facts import Machine
@@ -36,9 +35,8 @@ class RankUsage:
 
 def _driver_numbers(run: RunDirectory, plan: Plan) -> list[int]:
     """The driver counts all GPUs, CUDA those that are visible; other nodes see theirs alike."""
-    try:
-        machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+    machine = Machine.read(run.machine_file)
+    if machine is None:
         return plan.devices.gpus.value
     numbers = {gpu.cuda_index: gpu.index for gpu in machine.visible_gpus}
     return [numbers.get(gpu, gpu) for gpu in plan.devices.gpus.value]
