@@ -26,6 +26,7 @@ from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.run.channel import Message
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import read_events
 from phalanx.run.holder import this_process
 from phalanx.run.launching import (
@@ -201,7 +202,7 @@ class TorchrunLauncher(Launcher):
             ended = {
                 event.writer
                 for event in read_events(events)
-                if event.kind == "outcome" and event.attempt == self._share.attempt
+                if isinstance(event.body, Outcome) and event.attempt == self._share.attempt
             }
             if len(ended - {"supervisor"}) >= self._joined.ranks:
                 return

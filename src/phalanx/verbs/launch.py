@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.errors import Finding, short_path
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Evaluate, Step
 from phalanx.run.events import Event
 from phalanx.scripts.request import PreparedScript, open_script_run
 from phalanx.scripts.workload import ScriptWorkload
@@ -78,10 +79,10 @@ def launch(
 
         def take(event: Event) -> None:
             nonlocal loss, metrics
-            if event.kind == "step" and event.data["loss"] is not None:
-                loss = event.data["loss"]
-            elif event.kind == "evaluate":
-                metrics = event.data["metrics"]
+            if isinstance(event.body, Step) and event.body.loss is not None:
+                loss = event.body.loss
+            elif isinstance(event.body, Evaluate):
+                metrics = event.body.metrics
             view.take(event)
 
         workload = ScriptWorkload(run, prepared, on_line=view.line, place=nodes)

@@ -12,7 +12,7 @@ from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
-from phalanx.run.event_kinds import Outcome
+from phalanx.run.event_kinds import FindingMade, Outcome
 from phalanx.run.events import Event
 from phalanx.run.purpose import TRAIN, Purpose
 from phalanx.supervise.job import JobWorkload
@@ -50,8 +50,8 @@ def run_short(
     findings: list[Finding] = []
 
     def take(event: Event) -> None:
-        if event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
+        if isinstance(event.body, FindingMade):
+            finding = event.body.finding
             if finding not in findings:
                 findings.append(finding)
         on_event(event)

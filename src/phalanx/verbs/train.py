@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from phalanx.errors import ExitCode, Finding, short_path
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import Launcher, LauncherError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Evaluate, RankStarted, Step
 from phalanx.run.events import Event
 
 if TYPE_CHECKING:  # torch is imported by the launcher before these are imported here
@@ -52,22 +53,23 @@ class RunFigures:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self.best: dict[str, Any] | None = None
+        self.best: Evaluate | None = None
         self.seconds = 0.0
         self.first_step = 0
         self.num_steps = 0
         self._started_s: float | None = None
 
     def take(self, event: Event) -> None:
-        if event.kind == "start":
-            self.first_step, self._started_s = event.data["step"], event.time_s
-        elif event.kind == "step":
-            self.num_steps += 1
-            if self._started_s is not None:
-                self.seconds = event.time_s - self._started_s
-        elif event.kind == "evaluate":
-            self.metrics = event.data["metrics"]
-            self.best = event.data if event.data["is_best"] else self.best
+        match event.body:
+            case RankStarted(step=step):
+                self.first_step, self._started_s = step or 0, event.time_s
+            case Step():
+                self.num_steps += 1
+                if self._started_s is not None:
+                    self.seconds = event.time_s - self._started_s
+            case Evaluate() as found:
+                self.metrics = found.metrics
+                self.best = found if found.is_best else self.best
 
 
 class View(Protocol):
@@ -216,7 +218,7 @@ def run_prepared(
     best = None
     if figures.best is not None:
         name = prepared.plan.evaluation.metric.value
-        best = f"{name} {figures.best['metrics'][name]:.4f} at step {figures.best['step']}"
+        best = f"{name} {figures.best.metrics[name]:.4f} at step {figures.best.step}"
     is_idle = outcome.status == "finished" and figures.num_steps == 0
     return Result(
         status=outcome.status,
