@@ -66,8 +66,6 @@ def written() -> set[str]:
     for path, node in nodes():
         if isinstance(node, ast.Call) and "event_kinds" not in path.parts:
             found |= kinds_in(node.func, path)
-        if isinstance(node, ast.Call) and name_of(node) in ("write", "_tell"):
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant)} & set(KINDS)
     return found
 
 
@@ -76,9 +74,7 @@ def read() -> dict[str, set[Path]]:
     found: dict[str, set[Path]] = {}
     for path, node in nodes():
         kinds: set[str] = set()
-        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "event.kind":
-            kinds = {kind for one in node.comparators for kind in texts(one)}
-        elif isinstance(node, ast.MatchClass):
+        if isinstance(node, ast.MatchClass):
             kinds = kinds_in(node.cls, path)
         elif isinstance(node, ast.Call) and name_of(node) in _READERS:
             kinds = {kind for one in node.args for kind in kinds_in(one, path)}
