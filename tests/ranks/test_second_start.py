@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.prepare.validated_before import keep_comparison, recall_comparison
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, machine, make_run
 
