@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from side_by_side import Table, take_turns, train
 
+from phalanx.run.event_kinds import Checkpoint
+
 RECIPE = f"{Path(__file__).parent / 'tiny.py'}:Tiny"
 COLUMNS, CLASSES, BATCH, EVERY = 32, 10, 4, 10
 
@@ -42,17 +44,17 @@ def run(arguments, *settings, steps=None):
 
 def figures(trained):
     """Of one run: stalls in seconds, and what share of the time between first and last they are."""
-    saved = [event.data for event in trained.events if event.kind == "checkpoint"]
+    saved = [e.body for e in trained.events if isinstance(e.body, Checkpoint)]
     steps = trained.steps
     span = steps[-1].time_s - steps[0].time_s
     before_end = saved[:-1]
-    stood = sum(data["seconds"] + data["waited_s"] for data in before_end)
+    stood = sum(one.seconds + one.waited_s for one in before_end)
     return {
         "count": len(saved),
-        "first": saved[0]["seconds"],
-        "stall": statistics.median(data["seconds"] for data in saved[1:]),
-        "waited": statistics.median(data["waited_s"] for data in saved[1:]),
-        "write": statistics.median(data["write_s"] for data in saved[1:]),
+        "first": saved[0].seconds,
+        "stall": statistics.median(one.seconds for one in saved[1:]),
+        "waited": statistics.median(one.waited_s for one in saved[1:]),
+        "write": statistics.median(one.write_s for one in saved[1:]),
         "bytes": saved[-1]["bytes"],
         "share": stood / span,
         "step": span / (len(steps) - 1),

@@ -17,6 +17,7 @@ from origin import usable_cores
 from side_by_side import Table, train
 
 from phalanx.recipe.loading import load_recipe
+from phalanx.run.event_kinds import Evaluate
 
 BATCH = 64
 
@@ -65,8 +66,8 @@ def phalanx(epochs, arguments):
     """Median samples per second, seconds to the first logged step, final accuracy."""
     quiet = ["evaluate.every=null", "checkpoint.every=null"]
     trained = train(["digits", "--epochs", epochs, *arguments, *quiet])
-    evaluations = [event for event in trained.events if event.kind == "evaluate"]
-    return trained.rate(), trained.first_step_s, evaluations[-1].data["metrics"]["accuracy"]
+    evaluations = [e.body for e in trained.events if isinstance(e.body, Evaluate)]
+    return trained.rate(), trained.first_step_s, evaluations[-1].metrics["accuracy"]
 
 
 def measure(epochs):

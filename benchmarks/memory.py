@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from phalanx.run.event_kinds import Step
 from phalanx.run.events import read_events
 
 ROOT = Path(__file__).parents[1]
@@ -73,8 +74,9 @@ def measure(point):
             return None, done.stderr[-2000:]
         run = Path(folder, "runs", "latest")
         plan = json.loads((run / "plan.json").read_text())
-        steps = [e.data for e in read_events(run / "events") if e.kind == "step"]
-    return plan["predicted"]["memory_bytes"]["value"], max(step["memory_bytes"] for step in steps)
+        found = [event.body for event in read_events(run / "events")]
+        steps = [body for body in found if isinstance(body, Step)]
+    return plan["predicted"]["memory_bytes"]["value"], max(step.memory_bytes for step in steps)
 
 
 def main():

@@ -35,6 +35,7 @@ from side_by_side import Table, run_child, take_turns, train
 
 from phalanx.engine.process.telemetry import memory_bytes
 from phalanx.recipe.loading import load_recipe
+from phalanx.run.event_kinds import Step
 from phalanx.run.events import EventWriter
 
 BATCH, LR, CLIP, WINDOW = 64, 1e-3, 1.0, 10
@@ -92,7 +93,7 @@ def phalanx(arguments, ranks, *more):
         [RECIPE, "--epochs", arguments.epochs * ranks, *sizes, *settings],
         cores=usable_cores()[-ranks:],
     )
-    return [1e6 * BATCH * ranks / event.data["samples_per_s"] for event in trained.steps]
+    return [1e6 * BATCH * ranks / event.body.samples_per_s for event in trained.steps]
 
 
 def plain(arguments, ranks):
@@ -149,17 +150,18 @@ def time_logging():
             started = time.perf_counter()
             (value,) = torch.stack([loss.to(torch.float32)]).tolist()
             writer.write(
-                "step",
-                step=step,
-                epoch=round(step / 1024, 6),
-                samples=64 * step,
-                loss=value,
-                terms={"loss": value},
-                lr=LR,
-                grad_norm=float(norm),
-                samples_per_s=round(64 / 3e-4, 3),
-                memory_bytes=memory_bytes(cpu),
-                loss_scale=None,
+                Step(
+                    step=step,
+                    epoch=round(step / 1024, 6),
+                    samples=64 * step,
+                    loss=value,
+                    terms={"loss": value},
+                    lr=LR,
+                    grad_norm=float(norm),
+                    samples_per_s=round(64 / 3e-4, 3),
+                    memory_bytes=memory_bytes(cpu),
+                    loss_scale=None,
+                )
             )
             times.append(1e6 * (time.perf_counter() - started))
         writer.close()

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from origin import ROOT
 
+from phalanx.run.event_kinds import Checkpoint, Evaluate, FindingMade, Step
 from phalanx.run.events import read_events
 from phalanx.run.plan_record import without_sections
 
@@ -59,7 +60,7 @@ def _watch(process, runs, arguments, *, is_start):
     """Until enough was measured, or the command ended by itself."""
     while process.poll() is None:
         time.sleep(0.05 if is_start else 0.5)
-        steps = [event for event in _events(runs) if event.kind == "step"]
+        steps = [event for event in _events(runs) if isinstance(event.body, Step)]
         if not steps:
             continue
         if is_start or time.time() - steps[0].time_s > arguments.settle_s + arguments.seconds:
@@ -88,34 +89,34 @@ def _events(runs):
 
 
 def _figures(events, settle_s, started_s, *, is_start):
-    steps = [event for event in events if event.kind == "step"]
+    steps = [event for event in events if isinstance(event.body, Step)]
     figures = {
         "findings": [
-            {name: event.data["finding"].get(name) for name in ("slug", "what", "why")}
+            {name: getattr(event.body.finding, name) for name in ("slug", "what", "why")}
             for event in events
-            if event.kind == "finding"
+            if isinstance(event.body, FindingMade)
         ],
-        "checkpoints": sum(event.kind == "checkpoint" for event in events),
-        "evaluations": sum(event.kind == "evaluate" for event in events),
+        "checkpoints": sum(isinstance(event.body, Checkpoint) for event in events),
+        "evaluations": sum(isinstance(event.body, Evaluate) for event in events),
     }
     if not steps:
         return figures
     first = steps[0]
-    figures["first_event_step"] = first.data["step"]
+    figures["first_event_step"] = first.step
     figures["first_event_s"] = first.time_s - started_s
     settled = [event for event in steps if event.time_s - first.time_s >= settle_s] or steps[-3:]
-    rates = [event.data["samples_per_s"] for event in settled]
+    rates = [event.body.samples_per_s for event in settled]
     if not is_start:
         figures |= {
             "samples_per_s": statistics.harmonic_mean(rates),  # each is of as many steps
             "slowest": min(rates),
             "quickest": max(rates),
             "windows": len(rates),
-            "steps": steps[-1].data["step"],
-            "memory_bytes": max(event.data["memory_bytes"] for event in steps),
-            "settled_memory_bytes": max(event.data["memory_bytes"] for event in settled),
+            "steps": steps[-1].step,
+            "memory_bytes": max(event.body.memory_bytes for event in steps),
+            "settled_memory_bytes": max(event.body.memory_bytes for event in settled),
             # Thinned: how the speed went from the first step on.
-            "course": [event.data["samples_per_s"] for event in steps][:: len(steps) // 40 + 1],
+            "course": [event.body.samples_per_s for event in steps][:: len(steps) // 40 + 1],
         }
     return figures
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from origin import describe_origin
 from tables import heading, write_page
 
+from phalanx.run.event_kinds import Step
 from phalanx.run.events import Event, read_events
 
 
@@ -37,7 +38,7 @@ class Trained:
 
     @property
     def steps(self):
-        return [event for event in self.events if event.kind == "step"]
+        return [event for event in self.events if isinstance(event.body, Step)]
 
     @property
     def first_step_s(self):
@@ -46,7 +47,7 @@ class Trained:
 
     def rate(self, *, skip=0.2):
         """Median samples per second of the logged windows, without the first part of the run."""
-        rates = [event.data["samples_per_s"] for event in self.steps]
+        rates = [event.body.samples_per_s for event in self.steps]
         return statistics.median(rates[int(skip * len(rates)) :])
 
 

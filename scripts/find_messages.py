@@ -58,7 +58,7 @@ _MOST_WAYS = 6
 # Where a text may take ways that are not followed, such as fields and loops: all that stands there.
 _LOOSE = (
     "planner/", "machine/", "prepare/", "supervise/", "scripts/", "places/", "verbs/", "output/",
-    "cli/", "diagnose/", "job/", "exporter/",
+    "cli/", "diagnose/", "job/", "exporter/", "run/launching.py",
 )  # fmt: skip
 _WORDS_OUT = ("cli/", "output/")
 _UNSAID = ("diagnose/causes/", "diagnose/logs.py", "machine/catalogue", "job/editor.py")

@@ -27,6 +27,7 @@ from origin import CPU_ONLY, describe_origin
 from ultralytics_trainer import AUGMENTATION
 
 from phalanx.recipes.detection.shapes import make_shapes
+from phalanx.run.event_kinds import Evaluate, Step
 from phalanx.run.events import read_events
 
 HERE = Path(__file__).parent
@@ -78,9 +79,9 @@ def losses_by_epoch(events):
     """Means of box, cls and dfl over the steps of each epoch, as Ultralytics' trainer has them."""
     found = {}
     for event in events:
-        if event.kind == "step":
-            epoch = math.ceil(event.data["epoch"])
-            found.setdefault(epoch, []).append(list(event.data["terms"].values()))
+        if isinstance(event.body, Step):
+            epoch = math.ceil(event.body.epoch)
+            found.setdefault(epoch, []).append(list(event.body.terms.values()))
     return [[round(fmean(column), 4) for column in zip(*found[e], strict=True)] for e in found]
 
 
@@ -148,7 +149,7 @@ class Maker:
 
         def figures():
             events = list(read_events(self._folder / name / "events"))
-            metrics = [event.data["metrics"] for event in events if event.kind == "evaluate"][-1]
+            metrics = [e.body.metrics for e in events if isinstance(e.body, Evaluate)][-1]
             found = {key: metrics[key] for key in ("mAP50", "mAP50-95", "precision", "recall")}
             return {**found, "losses": losses_by_epoch(events)}
 

@@ -20,6 +20,7 @@ from at_once import Training, train_all
 from origin import CPU_ONLY, describe_origin
 
 from phalanx.recipes.detection.shapes import make_shapes
+from phalanx.run.event_kinds import Evaluate
 from phalanx.run.events import read_events
 
 RATES = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.04)
@@ -89,7 +90,7 @@ def training(batch, rate, seed, data, given, folder, *, has_gpu):
 
     def figures():
         events = read_events(folder / name / "events")
-        metrics = [event.data["metrics"] for event in events if event.kind == "evaluate"][-1]
+        metrics = [e.body.metrics for e in events if isinstance(e.body, Evaluate)][-1]
         return {key: metrics[key] for key in ("mAP50", "mAP50-95")}
 
     argv = [sys.executable, "-m", "phalanx", "train", *words]

@@ -30,6 +30,7 @@ from phalanx.recipes.lora.base import convert
 from phalanx.recipes.lora.network import peft_name
 from phalanx.recipes.lora.options import LoraOptions
 from phalanx.recipes.lora.recipe import LoraRecipe
+from phalanx.run.event_kinds import Step
 from phalanx.run.events import read_events
 
 SEED = 7
@@ -92,8 +93,8 @@ def train_phalanx(course, folder):
     where = ["devices.gpus=[0]"] if course.precision == "bf16" else ["devices.cpu=1"]
     train("lora", *where, **settings)
     events = read_events(Path(folder, "runs", "latest", "events"))
-    steps = [event.data for event in events if event.kind == "step"]
-    return [(step["loss"], step["lr"]) for step in steps]
+    steps = [event.body for event in events if isinstance(event.body, Step)]
+    return [(step.loss, step.lr) for step in steps]
 
 
 def train_peft(course, rates, folder):

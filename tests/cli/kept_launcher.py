@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +46,7 @@ def kept_launcher(monkeypatch):
     answer_alone = engine_child._run
 
     def answer(argv, env, said, reports):
-        words, files = argv[2:-2], argv[-2:]
+        words, files = argv[2:-2], map(Path, argv[-2:])
         with one_at_a_time:
             code = kept.ask(words, (*files, said), env, reports.is_patient)
         return answer_alone(argv, env, said, reports) if code is None else code

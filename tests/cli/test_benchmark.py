@@ -9,8 +9,8 @@ import torch
 
 from phalanx.engine.rank.closed_loop import run_benchmark
 from phalanx.engine.rank.worker import run_worker
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, make_run, outcomes
 
 RECIPE = f"{FIXTURES / 'recipes' / 'steering.py'}:Steering"

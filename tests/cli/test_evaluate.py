@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from phalanx.errors import UserError
 from phalanx.prepare.trained_model import find_trained
-from phalanx.run.events import read_events
 from phalanx.verbs.evaluate import evaluate_trained
 from phalanx.verbs.export import Settings, export_trained
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.fixtures.export_here import answer_here
 from tests.fixtures.trained_digits import train_digits
 

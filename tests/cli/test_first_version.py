@@ -12,8 +12,8 @@ from phalanx.engine.rank.closed_loop import run_benchmark
 from phalanx.engine.rank.worker import run_worker
 from phalanx.recipe import BenchmarkSettings
 from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.fixtures.export_here import answer_here
 from tests.ranks.runs import FIXTURES, make_run, outcomes, weights
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import UserError
-from phalanx.scripts.environment import Place, torchrun_variables
+from phalanx.run.launching import Share
+from phalanx.scripts.environment import torchrun_variables
 from phalanx.scripts.request import ScriptRequest, hide_secrets, prepare_script
 from tests.cli.command import fixture_machine, run_cli
 
@@ -22,8 +23,8 @@ def test_all_that_torchrun_sets():
     names = """LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE
     GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT
     TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE NODE_RANK"""
-    place = Place(ranks=4, run_id="run", restarts=1, max_restarts=3, port=29500)
-    found = torchrun_variables(place, 2)
+    share = Share(run=Path("runs/run"), ranks=4, attempt=1, port=29500)
+    found = torchrun_variables(share, 2, max_restarts=3)
     assert set(found) == set(names.split())
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("2", "2", "4")
 

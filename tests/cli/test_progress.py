@@ -1,12 +1,13 @@
 """A run as it happens, on one line each."""
 
 from phalanx.output.progress import describe_sample
+from phalanx.run.event_kinds import ModelSample
 
 
 def test_a_sample_is_one_line_that_fits():
-    rows = {"given": "2 +\n2", "made": "five", "wanted": "four"}
+    rows = ModelSample("2 +\n2", "five", "four")
     assert describe_sample(rows, 78) == "2 + 2 -> five (wanted four)"
-    long = {"given": "x " * 50 + "a " * 50, "made": "b", "wanted": "c " * 50}
+    long = ModelSample("x " * 50 + "a " * 50, "b", "c " * 50)
     line = describe_sample(long, 78)
     assert len(line) <= 78
     assert line.startswith("...")

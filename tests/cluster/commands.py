@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 
 PORT = 29500
 DEADLINE_S = 240

@@ -12,8 +12,8 @@ import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from tests.cluster.commands import DEADLINE_S, PORT, Commands, pid_of, steps, wait_for
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, outcomes
 
 # Waits at chosen steps until the test goes on, so that it is caught in the middle.

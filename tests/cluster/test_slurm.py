@@ -8,8 +8,8 @@ import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, outcomes
 
 # Slow until it is queued again, so that it is caught in the middle and done soon after.

@@ -4,6 +4,7 @@ is read; the same for the names of writers and for the marks on the time line of
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from phalanx.run.event_kinds import KINDS
@@ -17,8 +18,10 @@ FOR_PEOPLE: set[str] = set()
 """Kinds that are in the files for people to look at, and that no reader needs."""
 SHOWN = ("watch", "diagnose", "run")
 """Folders of the readers whose tests take recorded events."""
-_EVENT = re.compile(r"(event|e)\.kind|record\['kind'\]")
 _IN_LINE = re.compile(r'"kind":"(\w+)"')
+_NAMES = {made.__name__: kind for kind, made in KINDS.items()}
+_READERS = ("isinstance", "of_kind", "events_of", "_step")
+"""Functions that take types of events and look for these."""
 
 
 def texts(node: ast.AST) -> set[str]:
@@ -39,41 +42,50 @@ def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def kinds_in(node: ast.AST, path: Path) -> set[str]:
+    """Kinds whose types are named in an expression: other types may have the same name."""
+    known = imported_kinds(path)
+    return {known[text] for one in ast.walk(node) if (text := ast.unparse(one)) in known}
+
+
+@cache
+def imported_kinds(path: Path) -> dict[str, str]:
+    """Kinds by the names that their types have in a file."""
+    found = {f"event_kinds.{name}": kind for name, kind in _NAMES.items()}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module == "phalanx.run.event_kinds":
+            found |= {
+                one.asname or one.name: _NAMES[one.name] for one in node.names if one.name in _NAMES
+            }
+    return found
+
+
 def written() -> set[str]:
-    """Kinds in calls of a writer, and in the pairs (kind, fields) of a rank's loop."""
+    """Kinds that are made."""
     found: set[str] = set()
-    for _, node in nodes():
-        if isinstance(node, ast.Call) and name_of(node) in ("write", "_tell"):
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant)} & set(KINDS)
-        elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
-            kind, fields = node.elts
-            if isinstance(fields, ast.Dict) and isinstance(kind, ast.Constant):
-                found |= {kind.value} & set(KINDS)
+    for path, node in nodes():
+        if isinstance(node, ast.Call) and "event_kinds" not in path.parts:
+            found |= kinds_in(node.func, path)
     return found
 
 
 def read() -> dict[str, set[Path]]:
-    """Kinds that readers wait for: compared, asked for, or by the name of a method."""
+    """Kinds that readers wait for: in a `match`, looked for, or a key of a table."""
     found: dict[str, set[Path]] = {}
     for path, node in nodes():
         kinds: set[str] = set()
-        if isinstance(node, ast.Compare) and _EVENT.fullmatch(ast.unparse(node.left)):
-            kinds = {kind for one in node.comparators for kind in texts(one)}
-        elif isinstance(node, ast.Call) and name_of(node) == "of_kind":
-            kinds = {text for one in node.args for text in texts(one)}
-        elif isinstance(node, ast.ClassDef) and "take" in methods(node):
-            names = [re.fullmatch("_(take|show)_([a-z]+)", name) for name in methods(node)]
-            kinds = {name[2] for name in names if name}
+        if isinstance(node, ast.MatchClass):
+            kinds = kinds_in(node.cls, path)
+        elif isinstance(node, ast.Call) and name_of(node) in _READERS:
+            kinds = {kind for one in node.args for kind in kinds_in(one, path)}
+        elif isinstance(node, ast.Dict) and "event_kinds" not in path.parts:
+            kinds = {kind for one in node.keys if one is not None for kind in kinds_in(one, path)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
             kinds = set(_IN_LINE.findall(text))
         for kind in kinds:
             found.setdefault(kind, set()).add(path)
     return found
-
-
-def methods(node: ast.ClassDef) -> set[str]:
-    return {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
 
 
 def test_every_kind_has_a_writer() -> None:

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from phalanx.run.checkpoints import latest_good, list_checkpoints
-from phalanx.run.events import read_events
 from tests.faults.apart import run_ranks
 from tests.faults.planted import AFTER, POINTS
 from tests.faults.report import record
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, make_run, optimizer_state, weights
 
 STEP = 6

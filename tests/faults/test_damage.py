@@ -13,9 +13,9 @@ import torch
 
 from phalanx.run.checkpoints import latest_good, verify_checkpoint
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from tests.faults.apart import run_ranks
 from tests.faults.report import record
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, change_run, make_run
 
 CHANGES = {"steps": 8, "checkpoint": {"every": "2 steps"}, "evaluate": {"every": None}}

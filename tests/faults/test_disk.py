@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.run.checkpoints import latest_good, list_checkpoints, verify_checkpoint
-from phalanx.run.events import read_events
 from tests.faults.apart import run_ranks
 from tests.faults.report import record
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, make_run, outcomes
 
 CHANGES = {"steps": 10, "checkpoint": {"every": "2 steps"}, "evaluate": {"every": None}}
@@ -141,6 +141,7 @@ def test_one_rank_of_two_cannot_write_its_part(tmp_path, rank, number, times, co
 
 @pytest.mark.full
 def test_events_wait_for_room_on_a_full_disk(tmp_path):
+    from phalanx.run.event_kinds import Preparing
     from phalanx.run.events import EventWriter
 
     folder = tmp_path / "events"
@@ -149,10 +150,12 @@ def test_events_wait_for_room_on_a_full_disk(tmp_path):
         writer = EventWriter(folder, "rank-0")
         (folder / "filler").write_bytes(b"x" * 4096)
         for step in range(100):
-            writer.write("samples", step=step, samples=["y" * 200])
-        before = [event.data["step"] for event in read_events(folder)]
+            writer.write(Preparing(what=f"{step} {'y' * 250}"))
+        before = [int(event.data["what"].split()[0]) for event in read_events(folder)]
         assert len(before) < 100
         (folder / "filler").unlink()
         subprocess.run(["mount", "-o", "remount,size=64k", folder], check=True)
         writer.close()
-        assert [event.data["step"] for event in read_events(folder)] == list(range(100))
+        assert [int(event.data["what"].split()[0]) for event in read_events(folder)] == list(
+            range(100)
+        )

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from tests.cluster.commands import DEADLINE_S, steps, wait_for
 from tests.faults.trial import JOB, report, said
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE
 

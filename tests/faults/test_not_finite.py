@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from phalanx.engine.data.order import ids_at
-from phalanx.run.events import read_events
 from tests.faults.apart import run_ranks
 from tests.faults.report import record
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, averages, make_run, optimizer_state, outcomes, weights
 
 RECIPE = f"{FIXTURES / 'recipes' / 'not_finite.py'}:NotFinite"

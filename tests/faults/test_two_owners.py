@@ -15,8 +15,8 @@ import pytest
 from phalanx.errors import ExitCode
 from phalanx.run.attempt import claim_attempt, read_attempt
 from phalanx.run.checkpoints import latest_good, list_checkpoints
-from phalanx.run.events import read_events
 from phalanx.run.lock import is_held
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import finish, is_alive, latest, phalanx, rank_pids, start
 from tests.ranks.runs import FIXTURES
 

@@ -4,8 +4,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from phalanx.run.events import read_events
 from tests.faults.report import record
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, assert_same_bits
 
 HURT = f"{FIXTURES / 'recipes' / 'hurt.py'}:Hurt"

@@ -4,7 +4,7 @@ to host memory, and resumes bit for bit."""
 import pytest
 import torch
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.gpu.test_strategies import learn, mean_of_last
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, assert_same_bits, losses, weights

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import FIXTURES, losses
 

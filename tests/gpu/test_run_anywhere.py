@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import finish, latest, phalanx, start, wait_for_step
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts_launched"

@@ -10,7 +10,7 @@ from phalanx.engine.checkpoint.host_copy import HostCopy
 from phalanx.engine.checkpoint.tensors import Content, write_checkpoint
 from phalanx.engine.model.shards import Shard
 from phalanx.engine.model.tensor_file import TensorFile, part_of
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.gpu.test_training import JOB
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, assert_same_bits

@@ -3,7 +3,7 @@ precision, and on two ranks that share the GPU over gloo."""
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.gpu.test_training import figures
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import FIXTURES, RECIPE, losses, weights

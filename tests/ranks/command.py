@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 
 _STARTED = []
 

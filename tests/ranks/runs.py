@@ -16,8 +16,8 @@ from phalanx.planner.solve import solve_plan
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from phalanx.tracing.trace import trace_recipe
+from tests.fixtures.event_lines import read_events
 from tests.ranks import fresh_deepspeed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import (
     FIXTURES,

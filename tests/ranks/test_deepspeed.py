@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.fixtures.recipes.adapted import write_base
 from tests.ranks import test_pretrained
 from tests.ranks.pool import RankPool

@@ -14,8 +14,8 @@ import pytest
 
 from phalanx.errors import ExitCode
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from phalanx.run.lock import read_holder
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import is_alive, latest, phalanx
 from tests.ranks.runs import RECIPE, outcomes
 

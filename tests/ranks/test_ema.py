@@ -7,7 +7,7 @@ from phalanx.engine.data.order import INIT
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.loading import load_recipe
 from phalanx.run.checkpoints import verify_checkpoint
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import (
     RECIPE,
     assert_same_bits,

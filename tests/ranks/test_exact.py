@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, change_run, full, losses, make_run, train
 
 # Dropout, augmentation, noise in the loss, two terms of unequal weight, BatchNorm, fp32.

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx.run.checkpoints import list_checkpoints, verify_checkpoint
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, averages, make_run, outcomes, train
 
 RECIPE = f"{FIXTURES / 'recipes' / 'exporting.py'}:Exporting"

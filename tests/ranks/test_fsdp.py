@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import (
     assert_same_bits,
     averages,

@@ -11,7 +11,7 @@ from phalanx.machine import Machine
 from phalanx.planner.schema.plan import Plan
 from phalanx.run.checkpoints import latest_good, list_checkpoints, verify_checkpoint
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import phalanx
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("run-*"))

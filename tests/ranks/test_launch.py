@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import finish, is_alive, kill, latest, phalanx, rank_pids, start
 from tests.ranks.command import wait_for_step as wait_for
 

@@ -16,6 +16,7 @@ from phalanx.planner.schema.trace import EAGER
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
 from phalanx.prepare.trace import trace_recipe
 from phalanx.run.directory import RunDirectory
+from phalanx.run.launching import Share, StartRanks
 from tests.ranks.command import finish, is_alive, phalanx, rank_pids, start, wait_for_step
 from tests.ranks.runs import RECIPE
 
@@ -179,7 +180,8 @@ def test_a_broken_torch_is_told_with_its_last_words_and_nothing_is_left(tmp_path
     with Launcher() as launcher:
         launcher.start({})
         idle = set(psutil.Process().children()) - before
-        launcher.request({"run": "r", "ranks": 1, "attempt": 0}, {**os.environ, "NEW": "1"})
+        share = Share(run=tmp_path, ranks=1, attempt=0)
+        launcher.request(StartRanks(share, {**os.environ, "NEW": "1"}))
         assert not any(process.is_running() for process in idle), "another environment, a new one"
         with pytest.raises(LauncherError, match=r"exit code 1 .*libcudart is not there"):
             launcher.receive(30)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phalanx.errors import ExitCode
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import FIXTURES, weights
 

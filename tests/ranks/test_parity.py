@@ -11,7 +11,7 @@ from phalanx.engine.data.order import INIT, dropout_seed, ids_at, keys_of
 from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.loading import load_recipe
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import BASE, RECIPE, full, losses, make_run, train, weights
 
 TOLERANCE = 1e-10

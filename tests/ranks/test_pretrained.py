@@ -15,8 +15,8 @@ from phalanx.planner.schema.micro_batches import BatchPlan
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.loading import load_recipe
-from phalanx.run.events import read_events
 from phalanx.tracing.trace import trace_recipe
+from tests.fixtures.event_lines import read_events
 from tests.fixtures.recipes.adapted import write_base
 from tests.ranks.runs import (
     FIXTURES,

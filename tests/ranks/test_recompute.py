@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, full, losses, make_run, train
 
 # Dropout and BatchNorm inside the blocks; 4 slots a step.

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.engine.data.order import ids_at
 from phalanx.planner.schema.micro_batches import BatchPlan, deal
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import (
     assert_same_bits,
     change_run,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ExitCode
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, assert_same_bits, losses
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.run.checkpoints import list_checkpoints
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import change_run, make_run, outcomes, train, weights
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.planner.schema.plan import Decision, Plan
 from phalanx.prepare.validated_before import keep_comparison, recall_comparison
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest, phalanx
 from tests.ranks.runs import RECIPE, machine, make_run
 
@@ -79,7 +79,7 @@ def test_a_comparison_counts_for_the_same_choices_only(tmp_path):
     known = recall_comparison(plan, machine())
     assert not known.execution.compared_with_eager.value
     assert "no difference" in known.execution.compared_with_eager.reason
-    assert known.is_code_kept
+    assert known.execution.is_code_kept
     other = plan.replace(micro_batch_size=Decision(2, "another"))
     assert recall_comparison(other, machine()) == other
     other = plan.replace(identity={**plan.history.identity, "data_fingerprint": "another"})

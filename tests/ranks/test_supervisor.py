@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from phalanx.errors import ExitCode
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import (
     finish,
     is_alive,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import finish, is_alive, kill, latest, phalanx, rank_pids, wait_for_step
 from tests.ranks.runs import RECIPE, assert_same_bits, losses, outcomes
 

@@ -19,10 +19,10 @@ from phalanx.planner.verify_plans import comparable_sides
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from phalanx.run.purpose import Record
 from phalanx.tracing.trace import trace_recipe
 from tests.cli.command import pretend_machine, run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import BASE, FIXTURES, RECIPE, full, machine, train
 
 FAULTS = f"{FIXTURES / 'recipes' / 'faults.py'}:Faults"

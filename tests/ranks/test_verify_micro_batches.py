@@ -7,8 +7,8 @@ import pytest
 
 import phalanx
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from tests.cli.command import pretend_machine, run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, full
 
 RECIPE = f"{FIXTURES / 'recipes' / 'cuts.py'}:Cuts"

@@ -13,10 +13,10 @@ import pytest
 from phalanx.errors import ExitCode
 from phalanx.job import load_job
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import read_events
 from phalanx.run.lock import lock_run
 from phalanx.watch.mirror import mirrored
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import assert_same_bits, losses, outcomes
 from tests.remote.conftest import PYTHON, Server, User, wait_for
 

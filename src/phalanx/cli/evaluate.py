@@ -25,7 +25,8 @@ from phalanx.errors import Finding, UserError, format_seconds, short_path
 from phalanx.output import console
 
 if TYPE_CHECKING:
-    from phalanx.verbs.evaluate import Evaluated, Task
+    from phalanx.run.event_kinds import BenchmarkTask
+    from phalanx.verbs.evaluate import Evaluated
 
 
 _NO_BENCHMARK = "none"
@@ -213,7 +214,7 @@ def _show_tasks(done: Evaluated) -> None:
         console.say(f"wrote {short_path(path)}")
 
 
-def _task_row(title: str, task: Task, figures: list[str]) -> tuple[str, ...]:
+def _task_row(title: str, task: BenchmarkTask, figures: list[str]) -> tuple[str, ...]:
     return (
         title,
         f"{task.successes} of {task.episodes}",

@@ -155,9 +155,10 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
     """Meet the other nodes, then lead them or follow node 0."""
     from phalanx.cli.options.nodes import show_decided
     from phalanx.output.script_view import ScriptView
-    from phalanx.places.nodes.join import join_nodes, script_facts
+    from phalanx.places.nodes.follower import NodeFollower
+    from phalanx.places.nodes.join import join_nodes, script_facts, with_network
     from phalanx.places.nodes.leader import Nodes
-    from phalanx.places.nodes.script_ranks import ScriptFollower, with_network
+    from phalanx.places.nodes.starters import ScriptStarter
 
     met = join_nodes(asked, prepared.request.output, script_facts(prepared), console.tell)
     prepared = with_network(prepared, met.settings)
@@ -166,9 +167,8 @@ def _launch_on_nodes(asked: NodesAsked, prepared: PreparedScript, *, is_quiet: b
             return _launch(prepared, is_quiet=is_quiet, nodes=nodes)
     view = ScriptView(prepared, Path(), is_quiet=is_quiet)
     try:
-        code, findings, words = ScriptFollower(
-            met, prepared, on_line=view.line, tell=console.tell
-        ).run()
+        starter = ScriptStarter(prepared, view.line)
+        code, findings, words = NodeFollower(met, starter, console.tell).run()
     finally:
         met.close()
     show_decided(findings, words)

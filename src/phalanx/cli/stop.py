@@ -30,16 +30,20 @@ def stop(
 
     Examples: phalanx stop | phalanx stop runs/first | phalanx stop runs/first --now
     """
+    from phalanx.run.event_kinds import Checkpoint, Step, StopAsked
     from phalanx.verbs.stop import stop_run
 
     try:
         with console.working("asking it to stop") as update:
 
             def show(event: Event) -> None:
-                if event.kind == "stop":
-                    update("ending it" if now else "its step is finished and saved")
-                elif event.kind in ("step", "checkpoint"):
-                    update(f"{event.kind} {event.data['step']}")
+                match event.body:
+                    case StopAsked():
+                        update("ending it" if now else "its step is finished and saved")
+                    case Step(step=step):
+                        update(f"step {step}")
+                    case Checkpoint(step=step):
+                        update(f"checkpoint {step}")
 
             stopped = stop_run(run, Path(output), is_now=now, on_event=show)
     except UserError as error:

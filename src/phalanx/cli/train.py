@@ -113,7 +113,7 @@ def train(
     from phalanx.places.nodes.leader import Nodes
     from phalanx.prepare.job import read_job
 
-    read = read_job(given.job, given.overrides, resume, nodes=asked.nodes)
+    read = read_job(given.job, given.overrides, resume, nodes=asked.nodes).job
     met = join_nodes(asked, Path(read.output), job_facts(read), console.tell)
     if met.rank > 0:
         from phalanx.verbs.train import follow_node

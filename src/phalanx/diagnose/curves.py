@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import Finding
+from phalanx.run.event_kinds import Skipped, Step
 
 _LEAST_POINTS = 40  # logged steps before a curve is judged
 _SWING = 1.0  # of the mean: from the tenth to the ninetieth of a hundred losses
@@ -21,20 +22,18 @@ _COLLAPSED = 1.0  # a loss scale below it makes gradients smaller instead of lar
 
 def judge_curves(scene: Scene) -> list[Finding]:
     """Findings about losses and loss scales; none when there is nothing to say."""
-    steps = [event for event in scene.events if event.kind == "step"]
+    steps = scene.of_kind(Step)
     losses = [
-        (event.data["step"], float(event.data["loss"]))
-        for event in steps
-        if isinstance(event.data.get("loss"), int | float) and event.data.get("step") is not None
+        (one.step, one.loss) for one in steps if one.step is not None and one.loss is not None
     ]
     facts = facts_of_run(scene)
     found = _not_finite(losses, facts)
     if not found:
         found = _shape(losses, facts)
     scales = [
-        (event.data["step"], float(event.data["loss_scale"]))
-        for event in steps
-        if isinstance(event.data.get("loss_scale"), int | float)
+        (one.step, one.loss_scale)
+        for one in steps
+        if one.step is not None and one.loss_scale is not None
     ]
     return found + _collapse(scales, facts) + _skipped(scene, facts)
 
@@ -129,18 +128,17 @@ def _collapse(scales: Sequence[tuple[int, float]], facts: dict[str, str]) -> lis
 
 def _skipped(scene: Scene, facts: dict[str, str]) -> list[Finding]:
     """Steps that changed nothing. fp16 skips a few while it looks for its scale."""
-    skipped = scene.of_kind("skipped")
-    done = max((event.data.get("step") or 0 for event in skipped), default=0)
+    skipped = scene.of_kind(Skipped)
+    done = max((one.step for one in skipped), default=0)
     if not skipped or (scene.planned("precision") == "fp16" and len(skipped) < 0.1 * done):
         return []
-    last = skipped[-1].data
-    samples = last.get("ids")
-    which = f"; samples of the last: {str(samples)[:200]}" if samples else ""
+    last = skipped[-1]
+    which = f"; samples of the last: {str(last.ids)[:200]}" if last.ids else ""
     return [
         Finding(
             slug="steps-skipped",
             what=f"{len(skipped)} steps changed nothing, because loss or gradients were not "
-            f"finite, the last at step {last.get('step')}",
+            f"finite, the last at step {last.step}",
             why=f"`skipped` events{which}",
             fix=f"{_slower(facts)} optimizer.clip_norm=1.0; and look at those samples",
             severity="warning",

@@ -18,6 +18,8 @@ from phalanx.diagnose.matching import Match, best_match
 from phalanx.diagnose.scene import RankEnd, Scene
 from phalanx.diagnose.words import fill_fix, fill_words
 from phalanx.errors import Finding
+from phalanx.run import event_kinds
+from phalanx.run.event_kinds import Body, Checkpoint, Evaluate, Outcome, RankStarted, Step
 
 GENERIC_SLUGS = ("rank-crashed", "rank-killed", "rank-exited", "script-failed")
 """Findings that say how a rank ended and not why: a cause of the table says more."""
@@ -136,21 +138,18 @@ def _where(scene: Scene, attempt: int, end: RankEnd) -> tuple[str | None, int | 
     """Phase and step: the rank's own word, else what it wrote last."""
     if end.phase is not None:
         return end.phase, end.step
-    steps = [
-        e.data.get("step")
-        for kind in ("step", "evaluate", "checkpoint", "start")
-        for e in scene.of_kind(kind, attempt)
-    ]
-    known = [step for step in steps if isinstance(step, int)]
-    started = any(e.data.get("rank") == end.rank for e in scene.of_kind("start", attempt))
+    kinds: tuple[type[Body], ...] = (Step, Evaluate, Checkpoint, RankStarted)
+    steps = [event.step for kind in kinds for event in scene.events_of(kind, attempt)]
+    known = [step for step in steps if step is not None]
+    started = any(start.rank == end.rank for start in scene.of_kind(RankStarted, attempt))
     if scene.is_script:
         return ("step" if known else "start"), max(known, default=None)
     return ("step" if started else "start"), max(known, default=None)
 
 
 def _last_time(scene: Scene, attempt: int) -> float | None:
-    times = [e.time_s for e in scene.of_kind("death", attempt)]
-    times = times or [e.time_s for e in scene.of_kind("outcome", attempt)]
+    times = [e.time_s for e in scene.events_of(event_kinds.Death, attempt)]
+    times = times or [e.time_s for e in scene.events_of(Outcome, attempt)]
     return min(times, default=None)
 
 

@@ -15,6 +15,7 @@ from phalanx.diagnose.scene import Scene
 from phalanx.diagnose.slow import SpeedFigures, judge_speed, speed_figures
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Body, Checkpoint, Evaluated, Step
 from phalanx.run.lock import is_held
 
 SCHEMA_VERSION = 1
@@ -73,8 +74,8 @@ def examine(run: RunDirectory) -> Diagnosis:
         run=str(run.path),
         kind="launch" if scene.is_script else "train",
         status=status,
-        step=_step(scene, "step", "checkpoint"),
-        saved_step=_step(scene, "checkpoint"),
+        step=_step(scene, Step, Checkpoint),
+        saved_step=_step(scene, Checkpoint),
         cause=cause,
         verdict=verdict,
         fix=fix,
@@ -83,8 +84,7 @@ def examine(run: RunDirectory) -> Diagnosis:
         findings=[*_more(said, death), *findings],
         speed=speed_figures(scene),
         evaluated={
-            event.data.get("benchmark") or "test split": event.data["metrics"]
-            for event in scene.of_kind("evaluated")
+            found.benchmark or "test split": found.metrics for found in scene.of_kind(Evaluated)
         },
     )
 
@@ -92,15 +92,14 @@ def examine(run: RunDirectory) -> Diagnosis:
 def _status(scene: Scene) -> str:
     outcome = scene.outcome()
     if outcome is not None:
-        return str(outcome.data["status"])
+        return outcome.status
     return "running" if is_held(scene.run) else "gone"
 
 
 def _said(scene: Scene) -> list[Finding]:
     """What the command itself said at the end."""
     outcome = scene.outcome()
-    records = outcome.data.get("findings") or () if outcome is not None else ()
-    return [Finding.from_json(record) for record in records]
+    return outcome.findings if outcome is not None else []
 
 
 def _more(said: list[Finding], death: Death | None) -> list[Finding]:
@@ -144,6 +143,6 @@ def _table_names() -> set[str]:
     return {cause.name for cause in all_causes()}
 
 
-def _step(scene: Scene, *kinds: str) -> int | None:
-    steps = [e.data.get("step") for e in scene.events if e.kind in kinds]
-    return max((step for step in steps if isinstance(step, int)), default=None)
+def _step(scene: Scene, *kinds: type[Body]) -> int | None:
+    steps = [event.step for kind in kinds for event in scene.events_of(kind)]
+    return max((step for step in steps if step is not None), default=None)

@@ -12,6 +12,7 @@ from phalanx.diagnose.logs import crash_frame, last_error, last_traceback, own_f
 from phalanx.diagnose.scene import RankEnd, Scene
 from phalanx.errors import signal_name
 from phalanx.run.directory import LATEST
+from phalanx.run.event_kinds import Step, Usage
 
 _FULL = 0.85  # of the host's memory: the kernel needs the rest for itself and its caches
 _SAMPLE = re.compile(r"phalanx: while fetching (?P<which>samples? .+)")
@@ -86,12 +87,14 @@ def _found(pattern: re.Pattern[str], texts: list[str], group: str | int) -> str 
 def _memory_full(scene: Scene) -> str | None:
     """`93 %` when the ranks of this machine last held so much of its memory together."""
     total = (scene.machine.get("memory") or {}).get("total_bytes")
-    newest: dict[Any, int] = {}
+    is_cpu = scene.planned("device") == "cpu"
+    newest: dict[int | str, int] = {}
     for event in scene.events:
-        held = event.data.get("memory_bytes")
-        is_host = event.kind == "usage" or scene.planned("device") == "cpu"
-        if event.kind in ("usage", "step") and is_host and isinstance(held, int):
-            newest[event.data.get("rank", event.writer)] = held
+        match event.body:
+            case Usage() as usage:
+                newest[usage.rank] = usage.memory_bytes
+            case Step(memory_bytes=held) if is_cpu and held is not None:
+                newest[event.writer] = held
     if not newest or not isinstance(total, int) or total <= 0:
         return None
     ranks = 1 if any(isinstance(key, int) for key in newest) else scene.world

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from phalanx.diagnose.attempt_end import Death
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.logs import LogLine, read_tail
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import format_seconds
+from phalanx.run import event_kinds
 
 _SHOWN_LINES = 4
 
 
 def find_hang(scene: Scene, attempt: int) -> Death | None:
     """The `hang` event of an attempt with the lines of its stacks; None without one."""
-    found = scene.of_kind("hang", attempt)
+    found = scene.of_kind(event_kinds.Hang, attempt)
     if not found:
         return None
-    event, data = found[-1], found[-1].data
-    rank = data.get("rank")
+    said, rank = found[-1], found[-1].rank
     who = "the ranks hang" if rank is None else f"rank {rank} hangs"
-    silent = data.get("silent_s")
-    waited = f": nothing moved for {format_seconds(silent)}" if silent is not None else ""
-    said = [data.get("because"), data.get("line")]
-    words = "; ".join([f"{who}{waited}", *(text for text in said if text)])
-    stacks = _stacks_file(scene, data, attempt)
+    waited = f": nothing moved for {format_seconds(said.silent_s)}"
+    words = "; ".join([f"{who}{waited}", *(text for text in (said.because, said.line) if text)])
+    stacks = _stacks_file(scene, said, attempt)
     facts = facts_of_run(scene)
     return Death(
         cause="rank-hung",
         grade="finding",
         rank=rank or 0,
         attempt=attempt,
-        time_s=event.time_s,
-        phase=data.get("phase"),
-        step=data.get("step"),
+        time_s=scene.events_of(event_kinds.Hang, attempt)[-1].time_s,
+        phase=said.phase,
+        step=said.step,
         words=words,
         fix=f"see where every rank was: `less {facts['run']}/{stacks}`; then `{facts['again']}`",
         evidence=_lines(scene, stacks, rank),
     )
 
 
-def _stacks_file(scene: Scene, data: dict[str, Any], attempt: int) -> str:
+def _stacks_file(scene: Scene, said: event_kinds.Hang, attempt: int) -> str:
     """Relative to the run, which may have moved since."""
-    named = Path(str(data.get("file") or f"hang-{attempt}.txt")).name
+    named = Path(said.file or f"hang-{attempt}.txt").name
     return f"{scene.run.logs.name}/{named}"
 
 

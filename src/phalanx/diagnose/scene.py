@@ -4,18 +4,19 @@ nothing; what is missing or damaged is left out."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.diagnose.logs import LogLine, of_attempt, read_tail
 from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event, read_events
+from phalanx.run.event_kinds import AttemptStarted, Body, Death, Outcome
+from phalanx.run.events import Event, parse, read_events
 from phalanx.run.plan_record import choice_in, read_plan_record
 from phalanx.run.reading import read_json, read_yaml
 
+T = TypeVar("T", bound=Body)
 _OTHER_LOGS = ("nccl-rank-", "slurm", "kernel", "dmesg")
 
 
@@ -96,29 +97,38 @@ class Scene:
 
     @property
     def world(self) -> int:
-        started = [e.data.get("ranks") for e in self.events if e.kind == "attempt"]
-        if started and isinstance(started[-1], int):
-            return started[-1]
+        if started := self.of_kind(AttemptStarted):
+            return started[-1].ranks
         return max(self._logs, default=-1) + 1
 
-    def outcome(self) -> Event | None:
+    def outcome(self) -> Outcome | None:
         """What the command wrote as the end of the run; None while it runs, or when it was
         killed."""
         ends = (
             event
             for event in reversed(self.events)
-            if event.kind == "outcome"
+            if isinstance(event.body, Outcome)
             and event.writer == "supervisor"
             and event.attempt == self.last_attempt
         )
-        begun = max((e.time_s for e in self.events if e.kind == "attempt"), default=0.0)
-        return next((event for event in ends if event.time_s >= begun), None)
+        begun = max((event.time_s for event in self.events_of(AttemptStarted)), default=0.0)
+        end = next((event.body for event in ends if event.time_s >= begun), None)
+        return end if isinstance(end, Outcome) else None
 
-    def of_kind(self, kind: str, attempt: int | None = None) -> list[Event]:
+    def events_of(self, kind: type[Body], attempt: int | None = None) -> list[Event]:
+        """Return the events of a kind, of one attempt or of all."""
         return [
             event
             for event in self.events
-            if event.kind == kind and (attempt is None or event.attempt == attempt)
+            if isinstance(event.body, kind) and (attempt is None or event.attempt == attempt)
+        ]
+
+    def of_kind(self, kind: type[T], attempt: int | None = None) -> list[T]:
+        """Return what the events of a kind say, of one attempt or of all."""
+        return [
+            event.body
+            for event in self.events
+            if isinstance(event.body, kind) and (attempt is None or event.attempt == attempt)
         ]
 
     @cached_property
@@ -140,15 +150,15 @@ class Scene:
         """How the ranks of an attempt ended, by rank."""
         said = {
             int(event.writer.removeprefix("rank-")): event
-            for event in self.of_kind("outcome", attempt)
+            for event in self.events_of(Outcome, attempt)
             if event.writer.removeprefix("rank-").isdigit()
         }
-        deaths = [event.data for event in self.of_kind("death", attempt)]
-        order = {data["rank"]: place for place, data in enumerate(deaths)}
-        by_rank = {data["rank"]: data for data in deaths}
+        deaths = self.of_kind(Death, attempt)
+        order = {death.rank: place for place, death in enumerate(deaths)}
+        by_rank = {death.rank: death for death in deaths}
         ranks = sorted({*said, *by_rank, *self._logs, *range(self.world)})
         return [
-            self._end(rank, attempt, said.get(rank), by_rank.get(rank, {}), order.get(rank, 0))
+            self._end(rank, attempt, said.get(rank), by_rank.get(rank), order.get(rank, 0))
             for rank in ranks
         ]
 
@@ -157,51 +167,48 @@ class Scene:
         lines = read_tail(self.run.events / "supervisor.jsonl", self.run.path)
         mine = [x for x in lines if '"kind":"death"' in x.text and f'"rank":{rank},' in x.text]
         for line in mine[-1:]:
-            with suppress(ValueError, KeyError, TypeError):
-                data = Event.from_line(line.text).data
-                said = f"rank {rank} ended with exit code {data['exit_code']}"
-                kills = data.get("oom_kills")
+            event = parse(line.text.encode(errors="replace"))
+            if event is not None and isinstance(event.body, Death):
+                said = f"rank {rank} ended with exit code {event.body.exit_code}"
+                kills = event.body.oom_kills
                 counted = "" if kills is None else f"; {kills} kills for want of memory"
                 return [replace(line, text=said + counted)]
         return []
 
     def _end(
-        self, rank: int, attempt: int, said: Event | None, death: dict[str, Any], order: int
+        self, rank: int, attempt: int, said: Event | None, death: Death | None, order: int
     ) -> RankEnd:
-        data = said.data if said is not None else {}
-        is_failed = data.get("status") == "failed"
-        found = [Finding.from_json(record) for record in data.get("findings") or ()]
+        end = said.body if said is not None and isinstance(said.body, Outcome) else None
+        failure = end if end is not None and end.status == "failed" else None
+        where = failure or death
         lines = of_attempt(self._logs.get(rank, []), attempt)
-        if is_failed and said is not None:
-            lines = [*lines, *self._said_in_events(said, rank)]
+        if failure is not None:
+            lines = [*lines, *self._said_in_events(failure, rank)]
         return RankEnd(
             rank=rank,
-            exit_code=death.get("exit_code"),
+            exit_code=death.exit_code if death is not None else None,
             order=order,
-            time_s=said.time_s if said is not None and is_failed else None,
-            phase=data.get("phase") if is_failed else death.get("phase"),
-            step=data.get("step") if is_failed else death.get("step"),
-            finding=found[0] if is_failed and found else None,
+            time_s=said.time_s if said is not None and failure is not None else None,
+            phase=where.phase if where is not None else None,
+            step=where.step if where is not None else None,
+            finding=failure.findings[0] if failure is not None and failure.findings else None,
             has_outcome=said is not None,
             lines=lines,
-            was_ended=bool(death.get("was_ended")),
-            oom_kills=death.get("oom_kills"),
+            was_ended=death is not None and death.was_ended,
+            oom_kills=death.oom_kills if death is not None else None,
         )
 
-    def _said_in_events(self, said: Event, rank: int) -> Iterable[LogLine]:
+    def _said_in_events(self, said: Outcome, rank: int) -> Iterable[LogLine]:
         """The outcome as a line: the log itself may be what could not be written."""
         tail = read_tail(self.run.events / f"rank-{rank}.jsonl", self.run.path)
         number = next((x.line for x in reversed(tail) if '"kind":"outcome"' in x.text), 0)
         name = f"events/rank-{rank}.jsonl"
-        for record in said.data.get("findings") or ():
-            for text in str(record.get("what", "")).split("\n"):
+        for finding in said.findings:
+            for text in finding.what.split("\n"):
                 yield LogLine(name, number, text.partition(" failed: ")[2] or text)
 
 
 def _last_events(run: RunDirectory) -> list[Event]:
-    found = []
-    for path in run.events.glob("*.jsonl"):
-        for line in read_tail(path, run.path):
-            with suppress(ValueError, KeyError, TypeError, AttributeError):  # half a line
-                found.append(Event.from_line(line.text))
-    return sorted(found, key=lambda event: event.time_s)
+    lines = (line for path in run.events.glob("*.jsonl") for line in read_tail(path, run.path))
+    found = (parse(line.text.encode(errors="replace")) for line in lines)
+    return sorted((event for event in found if event is not None), key=lambda event: event.time_s)

@@ -13,6 +13,7 @@ from statistics import median
 from phalanx.diagnose.facts import facts_of_run
 from phalanx.diagnose.scene import Scene
 from phalanx.errors import Finding, format_bytes
+from phalanx.run.event_kinds import FindingMade, Step, Usage
 from phalanx.run.events import Event
 
 _WORTH = 0.15  # of the time: less is not worth a change
@@ -66,17 +67,17 @@ def speed_figures(scene: Scene) -> SpeedFigures:
 
 def _logged(scene: Scene) -> list[Event]:
     """Steps of the last attempt without the first, in which all begins."""
-    return scene.of_kind("step", scene.last_attempt)[1:]
+    return scene.events_of(Step, scene.last_attempt)[1:]
 
 
 def _values(events: Sequence[Event], name: str) -> list[float]:
-    found = (event.data.get(name) for event in events)
+    found = (getattr(event.body, name) for event in events)
     return [float(value) for value in found if isinstance(value, int | float)]
 
 
 def _lagging(scene: Scene) -> list[Finding]:
     """What the supervisor found while the run went on."""
-    found = [Finding.from_json(event.data["finding"]) for event in scene.of_kind("finding")]
+    found = (said.finding for said in scene.of_kind(FindingMade))
     return [finding for finding in found if "straggler" in finding.slug][-1:]
 
 
@@ -140,10 +141,10 @@ def _thrash(steps: Sequence[Event], facts: dict[str, str]) -> list[Finding]:
 def _by_rank(scene: Scene, name: str) -> dict[int, float]:
     """Medians of the usage of each rank, without the first sample."""
     samples: dict[int, list[float]] = {}
-    for event in scene.of_kind("usage", scene.last_attempt):
-        value = event.data.get(name)
-        if isinstance(value, int | float):
-            samples.setdefault(event.data["rank"], []).append(float(value))
+    for usage in scene.of_kind(Usage, scene.last_attempt):
+        value = getattr(usage, name)
+        if value is not None:
+            samples.setdefault(usage.rank, []).append(float(value))
     return {
         rank: median(values[1:]) for rank, values in samples.items() if len(values) > _LEAST_SAMPLES
     }

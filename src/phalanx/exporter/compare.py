@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from phalanx.engine.model.exported_forward import Run
 from phalanx.errors import Finding, UserError
 from phalanx.exporter.samples import Inputs
 from phalanx.recipe.graphs import Exported
 from phalanx.recipe.questions import Difference, ExportAnswer, ExportQuestion
-
-Run = Callable[..., tuple[Tensor, ...]]
 
 _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.1}
 """Of the largest value of an output, or of 1 where that is less."""

@@ -6,7 +6,7 @@ compare. In half precision the file computes in fp16 and takes and gives fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.checkpoint.trained_model import build_model
-from phalanx.engine.model.exported_forward import Forward, find_exported
+from phalanx.engine.model.exported_forward import Forward, Run, find_exported
 from phalanx.engine.model.onnx_model import OnnxModel, require_onnx
 from phalanx.errors import Finding
 from phalanx.exporter.compare import Comparison, judge, time_ms, tolerance_of
@@ -30,8 +30,6 @@ from phalanx.recipe.questions import ExportAnswer, ExportQuestion
 from phalanx.run.weights_file import RECORD
 
 GRAPH_FORMS = ("onnx", "torchscript", "tensorrt")
-
-Run = Callable[..., tuple[Tensor, ...]]
 
 
 def write_graph(

@@ -18,6 +18,7 @@ from phalanx.job.keys import fields, known_key, text_keys, unknown_key
 from phalanx.job.presets import FROM_BATCH, take_preset
 from phalanx.job.schema import Job
 from phalanx.job.source.origin import DEFAULT, Origin, format_value, parse_scalar, show
+from phalanx.job.source.value_types import Interval
 from phalanx.job.source.yaml_nodes import compose, read_text
 
 
@@ -60,6 +61,16 @@ class LoadedJob:
         for part in key.split("."):
             place = getattr(place, part)
         return place
+
+    def plain(self, key: str) -> Any:
+        """The value of a dotted key, of `options` too, as a job file has it."""
+        if key.startswith("options."):
+            place: Any = self.job.options
+            for part in key.split(".")[1:]:
+                place = place[part]
+            return place
+        value = self.value(key)
+        return str(value) if isinstance(value, Interval) else value
 
     def said(self, *keys: str) -> str:
         """`epochs = 10 (job.yaml:2), steps = 50 (--steps)`: the why of a Finding."""

@@ -5,7 +5,9 @@ Nothing here asks the hardware; `inventory.probe_machine` fills these in.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.codec import from_json
@@ -277,3 +279,11 @@ class Machine:
                 )
             )
         return from_json(cls, data)
+
+    @classmethod
+    def read(cls, file: Path) -> Machine | None:
+        """Return the machine in a run's machine.json; None where none can be read."""
+        try:
+            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, AttributeError, UserError):
+            return None

@@ -102,10 +102,10 @@ def _show_alternatives(plan: Plan) -> None:
         console.table(
             [
                 (
-                    other["choice"],
-                    f"{other['samples_per_s']:,.0f}" if other["samples_per_s"] else "-",
-                    format_bytes(other["memory_bytes"]) if other["memory_bytes"] else "-",
-                    other["why_not"],
+                    other.choice,
+                    f"{other.samples_per_s:,.0f}" if other.samples_per_s else "-",
+                    format_bytes(other.memory_bytes) if other.memory_bytes else "-",
+                    other.why_not,
                 )
                 for other in plan.predicted.alternatives
             ],

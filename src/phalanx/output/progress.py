@@ -6,13 +6,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import Finding, format_bytes, format_seconds
+from phalanx.errors import format_bytes, format_seconds
 from phalanx.machine.environment import show_variables
 from phalanx.output import console
 from phalanx.output.language import translate
 from phalanx.planner.schema.plan import Plan
+from phalanx.run.event_kinds import (
+    AttemptStarted,
+    Evaluate,
+    Evaluated,
+    FindingMade,
+    ModelSample,
+    Preparing,
+    RankStarted,
+    RevisionMade,
+    Samples,
+    Step,
+    StopAsked,
+)
 from phalanx.run.events import Event
-from phalanx.run.sinks.curves import SAMPLE_COLUMNS
 from phalanx.verbs.train import RunFigures
 
 _SHOWN_SAMPLES = 2
@@ -27,7 +39,7 @@ class RunView:
         self._logs = logs
         self._bar: Any = None
         self._task: Any = None
-        self._starts: dict[int, dict[str, Any]] = {}
+        self._starts: dict[int, RankStarted] = {}
         self._last_line_s = 0.0
         self._figures = figures
 
@@ -44,35 +56,52 @@ class RunView:
 
     def take(self, event: Event) -> None:
         """Show one event."""
-        show = getattr(self, f"_show_{event.kind}", None)
-        if show is not None:
-            show(event)
+        match event.body:
+            case AttemptStarted():
+                self._starts.clear()
+            case Preparing(what=what):
+                self._show_preparing(what)
+            case RankStarted() as start:
+                self._show_start(start)
+            case Step() as step:
+                self._show_step(step)
+            case Evaluate() as found:
+                figures = _figures(found.metrics)
+                mark = "  best so far" if found.is_best else ""
+                self._say(f"epoch {found.epoch or 0.0:.1f}  test: {figures}{mark}")
+            case Evaluated() as found:  # by somebody else meanwhile
+                on = found.benchmark or "test split"
+                figures = _figures(found.metrics)
+                self._say(f"`phalanx evaluate` of step {found.step}, {on}: {figures}")
+            case Samples(samples=samples):
+                self._show_samples(samples)
+            case RevisionMade() as revision:
+                self._show_revision(revision)
+            case StopAsked(reason=reason):
+                self._say(reason)
+            case FindingMade(finding=finding):
+                console.show_findings([finding])
 
     def _say(self, text: str) -> None:
         console.tell(text)
 
-    def _show_attempt(self, event: Event) -> None:
-        self._starts.clear()
-
-    def _show_preparing(self, event: Event) -> None:
+    def _show_preparing(self, what: str) -> None:
         if self._bar is not None:  # as much as a line has room for
-            short = event.data["what"].partition(":")[0]
-            self._bar.update(self._task, description=translate(short))
+            self._bar.update(self._task, description=translate(what.partition(":")[0]))
         else:
-            self._say(event.data["what"])
+            self._say(what)
 
-    def _show_start(self, event: Event) -> None:
-        self._starts[event.data["rank"]] = event.data
-        world = event.data["world"]
+    def _show_start(self, start: RankStarted) -> None:
+        self._starts[start.rank] = start
+        world = start.world
         if len(self._starts) < world:
             return
-        backend = event.data["backend"]
-        over = f" over {backend}" if world > 1 else ""
+        over = f" over {start.backend}" if world > 1 else ""
         self._say(
             f"world size {world}{over}, {self._plan.batch.steps_per_epoch.value} steps per epoch"
         )
         for rank in range(world):
-            self._say(f"  rank {rank}: {self._starts[rank]['device']}")
+            self._say(f"  rank {rank}: {self._starts[rank].device}")
         if world > 1:
             speedup = self._plan.predicted.speedup
             self._say(f"  expected speed-up over one rank: {speedup.value:g}x ({speedup.reason})")
@@ -87,52 +116,38 @@ class RunView:
         if plan.devices.environment:
             self._say(f"  environment: {show_variables(plan.devices.environment)}")
         self._say(f"  logs: {self._logs}/rank-N.log")
-        if event.data["resumed_from"]:
-            self._say(f"continues at step {event.data['step']}: {event.data['resumed_from']}")
+        if start.resumed_from:
+            self._say(f"continues at step {start.step}: {start.resumed_from}")
 
-    def _show_step(self, event: Event) -> None:
-        data = event.data
+    def _show_step(self, step: Step) -> None:
+        number, epoch = step.step or 0, step.epoch or 0.0
         per_s = "/s" if self._bar is not None else " samples/s"  # 80 columns hold the bar
         facts = (
-            f"loss {data['loss']:.4f}  lr {data['lr']:.1e}  "
-            f"{data['samples_per_s']:,.0f}{per_s}  {data['memory_bytes'] / 2**30:.1f} GiB"
+            f"loss {step.loss or 0.0:.4f}  lr {step.lr or 0.0:.1e}  "
+            f"{step.samples_per_s or 0.0:,.0f}{per_s}  {(step.memory_bytes or 0) / 2**30:.1f} GiB"
         )
         total = self._plan.batch.total_steps.value
         if self._bar is not None:
             self._bar.update(
                 self._task,
-                description=translate(f"epoch {data['epoch']:.1f}"),
-                completed=data["step"],
+                description=translate(f"epoch {epoch:.1f}"),
+                completed=number,
                 total=total,
                 facts=facts,
             )
             return
         now = time.monotonic()
-        if now - self._last_line_s >= _LINE_EVERY_S or data["step"] == total:
+        if now - self._last_line_s >= _LINE_EVERY_S or number == total:
             self._last_line_s = now
-            done = data["step"] - self._figures.first_step
-            left = (total - data["step"]) * self._figures.seconds / max(done, 1)
+            done = number - self._figures.first_step
+            left = (total - number) * self._figures.seconds / max(done, 1)
             self._say(
-                f"step {data['step']}/{total}  epoch {data['epoch']:.1f}  {facts}  "
-                f"{format_seconds(left)} left"
+                f"step {number}/{total}  epoch {epoch:.1f}  {facts}  {format_seconds(left)} left"
             )
 
-    def _show_evaluate(self, event: Event) -> None:
-        data = event.data
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in data["metrics"].items())
-        mark = "  best so far" if data["is_best"] else ""
-        self._say(f"epoch {data['epoch']:.1f}  test: {figures}{mark}")
-
-    def _show_evaluated(self, event: Event) -> None:
-        """What somebody found of the run's weights meanwhile."""
-        data = event.data
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in data["metrics"].items())
-        on = data["benchmark"] or "test split"
-        self._say(f"`phalanx evaluate` of step {data['step']}, {on}: {figures}")
-
-    def _show_samples(self, event: Event) -> None:
+    def _show_samples(self, samples: list[ModelSample]) -> None:
         width = console.stderr().width
-        for sample in event.data["samples"][:_SHOWN_SAMPLES]:
+        for sample in samples[:_SHOWN_SAMPLES]:
             line = describe_sample(sample, width - 2)
             console.stderr().print(f"  {line}", style="dim", markup=False)
 
@@ -140,25 +155,24 @@ class RunView:
         """Go by another revision from here on."""
         self._plan = plan
 
-    def _show_revision(self, event: Event) -> None:
-        data = event.data
+    def _show_revision(self, revision: RevisionMade) -> None:
         changes = ", ".join(
-            f"{name} {_show(name, values['old'])} -> {_show(name, values['new'])}"
-            for name, values in data["changes"].items()
+            f"{name} {_show(name, change.old)} -> {_show(name, change.new)}"
+            for name, change in revision.changes.items()
         )
-        self._say(f"plan revision {data['revision']}: {changes}: {data['reason']}")
-
-    def _show_stop(self, event: Event) -> None:
-        self._say(event.data["reason"])
-
-    def _show_finding(self, event: Event) -> None:
-        console.show_findings([Finding.from_json(event.data["finding"])])
+        self._say(f"plan revision {revision.revision}: {changes}: {revision.reason}")
 
 
-def describe_sample(sample: dict[str, str], width: int) -> str:
+def _figures(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def describe_sample(sample: ModelSample, width: int) -> str:
     """`given -> made (wanted ...)` on one line; each part is cut where the line has no room. Of
     what was given the end stays: instructions come first, and what this sample asks last."""
-    given, made, wanted = (" ".join(sample[name].split()) for name in SAMPLE_COLUMNS)
+    given, made, wanted = (
+        " ".join(text.split()) for text in (sample.given, sample.made, sample.wanted)
+    )
     room = width - len(" ->  (wanted )")
     parts = {"given": given, "made": made, "wanted": wanted}
     # The shortest first: what they leave is for the longer ones.

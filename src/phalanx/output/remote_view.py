@@ -13,6 +13,7 @@ from phalanx.places.remote.answers import RemoteRun
 from phalanx.places.remote.runs import Follower, Listener
 from phalanx.places.remote.ssh import Connection
 from phalanx.planner.schema.plan import Plan
+from phalanx.run.event_kinds import AttemptStarted, Outcome
 from phalanx.run.events import Event
 from phalanx.verbs.train import RunFigures
 
@@ -27,7 +28,7 @@ class RemoteView:
         self._run = run
         self.view: RunView | None = None
         self._figures = RunFigures()
-        self.outcome: dict[str, Any] | None = None
+        self.outcome: Outcome | None = None
         self._half_line = ""
         self._kept: list[str] = []
         self._waiting = ExitStack()
@@ -57,9 +58,9 @@ class RemoteView:
             self.view.use_plan(plan)
 
     def _take(self, event: Event) -> None:
-        if event.kind == "outcome" and event.writer == "supervisor":
-            self.outcome = event.data
-        if event.kind == "attempt":
+        if isinstance(event.body, Outcome) and event.writer == "supervisor":
+            self.outcome = event.body
+        if isinstance(event.body, AttemptStarted):
             self.outcome = None
         self._figures.take(event)
         if self.view is not None:
@@ -96,7 +97,7 @@ class RemoteView:
             if ended != 0:
                 console.tell(f"failed with exit code {ended}: {self._run.run}")
             return ended
-        console.show_findings(map(Finding.from_json, self.outcome["findings"]))
+        console.show_findings(self.outcome.findings)
         self._show_table()
         return ended
 
@@ -104,14 +105,14 @@ class RemoteView:
         assert self.outcome is not None
         name, run, view = self._place, self._run.name, self.view
         metrics = self._figures.metrics
-        status, reason = self.outcome["status"], self.outcome["reason"]
+        status, reason = self.outcome.status, self.outcome.reason
         rows = [("status", status if reason in (status, "") else f"{status}: {reason}")]
         if view is not None and metrics:
             figures = ", ".join(f"{key} {value:.4f}" for key, value in metrics.items())
             rows.append(("test", figures))
         if view is not None:
             seconds = format_seconds(self._figures.seconds)
-            rows.append(("trained", f"{self.outcome['step'] or 0} steps in all, {seconds}"))
+            rows.append(("trained", f"{self.outcome.step or 0} steps in all, {seconds}"))
         rows.append(("run", f"{self._run.run} on {name}"))
         console.table(rows)
         steps = [(f"phalanx remote pull {name} {run}", "bring checkpoints, logs and best weights")]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from phalanx.errors import Finding, format_seconds
+from phalanx.errors import format_seconds
 from phalanx.machine.environment import show_variables
 from phalanx.output import console
+from phalanx.run.event_kinds import FindingMade, RankStarted, StopAsked
 from phalanx.run.events import Event
 from phalanx.scripts.request import PreparedScript
 from phalanx.verbs.launch import ScriptResult
@@ -44,7 +44,7 @@ class ScriptView:
         self._prepared = prepared
         self._logs = logs
         self._is_quiet = is_quiet
-        self._starts: dict[int, dict[str, Any]] = {}
+        self._starts: dict[int, RankStarted] = {}
         self._last_bar_s = 0.0
         self._has_bar = False
 
@@ -63,18 +63,19 @@ class ScriptView:
 
     def take(self, event: Event) -> None:
         """Show an event."""
-        data = event.data
-        if self._has_bar and event.kind in ("stop", "finding") and console.stdout().is_terminal:
+        is_message = isinstance(event.body, StopAsked | FindingMade)
+        if self._has_bar and is_message and console.stdout().is_terminal:
             self._has_bar = False
             console.pass_on("")  # messages begin on a line of their own
-        if event.kind == "start":
-            self._starts[data["rank"]] = data
-            if len(self._starts) == data["world"]:
-                self._show_start(event.attempt)
-        elif event.kind == "stop":
-            _say(data["reason"])
-        elif event.kind == "finding":
-            console.show_findings([Finding.from_json(data["finding"])])
+        match event.body:
+            case RankStarted() as start:
+                self._starts[start.rank] = start
+                if len(self._starts) == start.world:
+                    self._show_start(event.attempt)
+            case StopAsked(reason=reason):
+                _say(reason)
+            case FindingMade(finding=finding):
+                console.show_findings([finding])
 
     def _show_start(self, attempt: int) -> None:
         prepared = self._prepared
@@ -83,7 +84,7 @@ class ScriptView:
         _say(f"world size {prepared.world}{over}{again}")
         for rank in range(prepared.world):
             start = self._starts[rank]
-            _say(f"  rank {rank}: {start['device']}, pid {start['pid']}")
+            _say(f"  rank {rank}: {start.device}, pid {start.pid}")
         if prepared.machine.environment:
             _say(f"  environment: {show_variables(prepared.machine.environment)}")
         _say(f"  logs: {self._logs}/rank-N.log")

@@ -18,14 +18,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
+from phalanx.run.channel import Message
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.events import read_events
 from phalanx.run.holder import this_process
+from phalanx.run.launching import (
+    JoinedRun,
+    RankDeath,
+    RanksEnded,
+    RanksStarted,
+    SendSignal,
+    Share,
+    StartRanks,
+)
 from phalanx.run.lock import read_holder
 from phalanx.supervise.signals import hearing_stops
 
@@ -130,7 +142,7 @@ class TorchrunLauncher(Launcher):
         super().__init__()
         self._joined = joined
         self._rank: subprocess.Popen[bytes] | None = None
-        self._record: dict[str, Any] = {}
+        self._share: Share | None = None
         self._is_told = False
         self._starter = os.getppid()
         self._is_ended = False
@@ -138,24 +150,25 @@ class TorchrunLauncher(Launcher):
     def start(self, early: Mapping[str, str]) -> None:
         """Nothing is begun before the plan is made: torchrun's other processes wait for it."""
 
-    def request(self, record: dict[str, Any], environment: dict[str, str]) -> None:
+    def request(self, start: StartRanks) -> None:
         if self._rank is not None:
             raise LauncherError("ranks that torchrun has started cannot be started again from here")
         there = _environment()  # of the other ranks, which have begun
-        added = {n: v for n, v in environment.items() if there.get(n) != v}
-        self._record = {
-            "run": record["run"],
-            "attempt": record["attempt"],
-            "environment": added,
-            "is_read_early": bool(added.keys() - READ_LATE),
-        }
-        self._rank = start_rank(environment, json.dumps(self._record))
+        added = {n: v for n, v in start.environment.items() if there.get(n) != v}
+        self._share = start.share
+        joined = JoinedRun(
+            run=start.share.run,
+            attempt=start.share.attempt,
+            environment=added,
+            is_read_early=bool(added.keys() - READ_LATE),
+        )
+        self._rank = start_rank(start.environment, json.dumps(to_json(joined)))
 
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+    def receive(self, timeout_s: float) -> Message | None:
         assert self._rank is not None, "it was started"
         if not self._is_told:
             self._is_told = True
-            return {"started": [self._rank.pid]}
+            return RanksStarted([self._rank.pid])
         if os.getppid() != self._starter and not self._is_ended:
             self._is_ended = True
             self._rank.terminate()  # torchrun is gone, and with it the others
@@ -165,11 +178,12 @@ class TorchrunLauncher(Launcher):
             return None
         if code == 0:
             self._wait_for_others()
-        return {"failures": [[self._joined.rank, code]] if code else []}
+        return RanksEnded([RankDeath(self._joined.rank, code)] if code else [])
 
-    def send(self, record: dict[str, Any]) -> None:
-        if self._rank is not None and self._rank.poll() is None:
-            self._rank.send_signal(record["signal"])
+    def send(self, message: Message) -> None:
+        is_running = self._rank is not None and self._rank.poll() is None
+        if self._rank is not None and is_running and isinstance(message, SendSignal):
+            self._rank.send_signal(message.number)
 
     def kill(self) -> None:
         if self._rank is not None:
@@ -181,13 +195,14 @@ class TorchrunLauncher(Launcher):
             self._rank.wait()
 
     def _wait_for_others(self) -> None:
-        events = RunDirectory(Path(self._record["run"])).events
+        assert self._share is not None, "the rank was asked for"
+        events = RunDirectory(self._share.run).events
         deadline = time.monotonic() + _OTHERS_S
         while time.monotonic() < deadline:
             ended = {
                 event.writer
                 for event in read_events(events)
-                if event.kind == "outcome" and event.attempt == self._record["attempt"]
+                if isinstance(event.body, Outcome) and event.attempt == self._share.attempt
             }
             if len(ended - {"supervisor"}) >= self._joined.ranks:
                 return

@@ -14,7 +14,7 @@ from phalanx.job.strategies import facts_of
 from phalanx.planner.batch.size import expected_speedup, micro_batches_per_rank
 from phalanx.planner.memory.prediction import fits_for_sure, predict_parts, with_memory
 from phalanx.planner.schema.micro_batches import BatchPlan, split_evenly
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 
 _FOLLOWING = ("step_s", "samples_per_s", "duration_s", "energy_kwh", "process_bytes")
 """What follows from the choices, and is no choice."""
@@ -159,29 +159,29 @@ def drop_rung(plan: Plan, rung: str, reason: str) -> Plan:
     """The same plan without a rung of speed, which the ranks have turned off already."""
     entry = _without(plan, rung)
     later = _untimed(plan, f"{rung} was dropped")
-    if entry is not None and entry["samples_per_s"] is not None:
-        rate, about = entry["samples_per_s"], f"predicted for {rung}=off"
+    if entry is not None and entry.samples_per_s is not None:
+        rate, about = entry.samples_per_s, f"predicted for {rung}=off"
         later = later.replace(
             samples_per_s=Decision(rate, about),
             step_s=Decision(plan.batch.global_batch_size.value / rate, about),
         )
-    if entry is not None and entry["memory_bytes"] is not None:
+    if entry is not None and entry.memory_bytes is not None:
         about = f"predicted for {rung}=off"
-        later = later.replace(memory_bytes=Decision(entry["memory_bytes"], about))
+        later = later.replace(memory_bytes=Decision(entry.memory_bytes, about))
     off: dict[str, Any] = {rung: Decision("off", f"dropped: {reason}")}
-    return replace(later, revision=plan.revision + 1, **off)
+    return later.replace(revision=plan.revision + 1, **off)
 
 
 def cost_without(plan: Plan, rung: str) -> str | None:
     """What a plan loses without a rung, as predicted; None where that is not known."""
     entry, rate = _without(plan, rung), plan.predicted.samples_per_s.value
-    if entry is None or entry["samples_per_s"] is None or rate is None:
+    if entry is None or entry.samples_per_s is None or rate is None:
         return None
-    return f"{entry['samples_per_s']:,.0f} samples/s are predicted without it, {rate:,.0f} with it"
+    return f"{entry.samples_per_s:,.0f} samples/s are predicted without it, {rate:,.0f} with it"
 
 
-def _without(plan: Plan, rung: str) -> dict[str, Any] | None:
-    return next((e for e in plan.predicted.alternatives if e["choice"] == f"{rung}=off"), None)
+def _without(plan: Plan, rung: str) -> Alternative | None:
+    return next((e for e in plan.predicted.alternatives if e.choice == f"{rung}=off"), None)
 
 
 def changes_between(old: Plan, new: Plan) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ files, which others may write to and which is gone after a restart of the machin
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -44,9 +43,8 @@ def early_variables() -> dict[str, str]:
 
 def _machine_key(run: RunDirectory) -> str:
     """torch's own keys know these too; apart, each can be thrown away alone."""
-    try:
-        machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+    machine = Machine.read(run.machine_file)
+    if machine is None:
         return "unknown"
     version = machine.torch.version if machine.torch is not None else "unknown"
     names = sorted({gpu.name for gpu in machine.visible_gpus}) or ["cpu"]

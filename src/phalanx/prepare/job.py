@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Finding, UserError, did_you_mean, errors_of
-from phalanx.job import Override, check_job, load_job
+from phalanx.job import LoadedJob, Override, check_job, load_job
 from phalanx.job.schema import Job
 from phalanx.prepare.resume_target import Continued
 from phalanx.recipe.loading import absolute_spec, builtin_recipes
 
 Source = str | Path | Mapping[str, Any] | Job
 
+_ABOUT_THIS_MACHINE = ("deepspeed-missing",)  # of a job's Findings, what is installed here
 _BARE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what can only be meant as a recipe's name
+
+
+@dataclass(frozen=True)
+class ReadJob:
+    """A job that was read, and judged by itself."""
+
+    loaded: LoadedJob
+    """Its paths are absolute."""
+    findings: list[Finding]
+    """Warnings and notes; errors were raised."""
+    source: Source
+    overrides: Sequence[Override | str]
+    continued: Continued | None
+
+    @property
+    def job(self) -> Job:
+        return self.loaded.job
 
 
 def read_job(
@@ -24,16 +43,22 @@ def read_job(
     resume: str | None,
     *,
     nodes: int,
-) -> Job:
-    """The job as `prepare` will see it, judged by itself: what nodes compare when they meet."""
+    is_elsewhere: bool = False,
+) -> ReadJob:
+    """Read and check a job, which nodes compare when they meet; `is_elsewhere`: it is planned for
+    another machine."""
     continued = Continued.find(resume, overrides) if resume is not None else None
-    source, overrides = what_to_train(source, overrides, continued)
+    source, overrides = _what_to_train(source, overrides, continued)
     loaded = load_job(resolve_source(source), overrides)
-    raise_if_errors(check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes))
-    return loaded.job.model_copy(update=absolute_paths(loaded.job))
+    findings = check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes)
+    if is_elsewhere:
+        findings = [finding for finding in findings if finding.slug not in _ABOUT_THIS_MACHINE]
+    raise_if_errors(findings)
+    job = loaded.job.model_copy(update=_absolute_paths(loaded.job))
+    return ReadJob(replace(loaded, job=job), findings, source, overrides, continued)
 
 
-def what_to_train(
+def _what_to_train(
     source: Source | None, overrides: Sequence[Override | str], continued: Continued | None
 ) -> tuple[Source, Sequence[Override | str]]:
     """Return the job that is trained, and its overrides; a resumed run knows its own."""
@@ -72,7 +97,7 @@ def resolve_source(source: Source) -> Path | Mapping[str, Any]:
     )
 
 
-def absolute_paths(job: Job) -> dict[str, Any]:
+def _absolute_paths(job: Job) -> dict[str, Any]:
     """Paths of a job that must mean the same from another folder, on resume or in a rank."""
     found: dict[str, Any] = {"recipe": absolute_spec(job.recipe)}
     if job.init_from is not None:

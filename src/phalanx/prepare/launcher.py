@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from phalanx.prepare.rank_environment import waiting_threads
-from phalanx.run.channel import Channel
+from phalanx.run.channel import Channel, Message
+from phalanx.run.launching import Answered, Ask, RanksEnded, RanksFailed, StartRanks
 
 # Read after the ranks were forked, or set in them by hand (engine/launcher/fork.py), so they may
 # differ from what the launcher was started with. Not among them: PYTORCH_ALLOC_CONF, which torch
@@ -100,19 +101,19 @@ class Launcher:
         self._channel = Channel(ours)
         self._environment = environment
 
-    def request(self, record: dict[str, Any], environment: dict[str, str]) -> None:
-        """Have ranks started with exactly this environment."""
-        if self._process is not None and self._must_read_anew(environment):
+    def request(self, start: StartRanks) -> None:
+        """Have ranks started."""
+        if self._process is not None and self._must_read_anew(start.environment):
             self.close()
         if self._process is None:
-            self.start(environment)
+            self.start(start.environment)
         self._has_ranks = True
-        self.send({**record, "environment": environment})
+        self.send(start)
 
     def ask(
         self,
         words: Sequence[str],
-        files: Sequence[Path],
+        files: tuple[Path, Path, Path],
         environment: dict[str, str],
         is_patient: Callable[[], bool],
     ) -> int | None:
@@ -121,39 +122,31 @@ class Launcher:
         TimeoutError once `is_patient`, asked again and again, says no."""
         if self._process is None or self._has_ranks or sys.platform != "linux":
             return None
-        record = {
-            "ask": [*words],
-            "files": [str(file) for file in files],
-            "environment": environment,
-        }
         try:
-            self.send(record)
-            answer = None
-            while answer is None and is_patient():
-                answer = self.receive(LOOK_S)
+            self.send(Ask([*words], files, environment))
+            while is_patient():
+                if isinstance(answer := self.receive(LOOK_S), Answered):
+                    return answer.exit_code
         except LauncherError:  # said when ranks are asked for
             return None
-        if answer is None:
-            self.close()
-            raise TimeoutError
-        code: int = answer["answered"]
-        return code
+        self.close()
+        raise TimeoutError
 
-    def send(self, record: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         assert self._channel is not None, "it was started"
         try:
-            self._channel.send(record)
+            self._channel.send(message)
         except EOFError:
             raise self._died() from None
 
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """What it has to say, if anything within this time."""
+    def receive(self, timeout_s: float) -> Message | None:
+        """Return what it has to say, if anything within this time."""
         assert self._channel is not None, "it was started"
         try:
             answer = self._channel.receive(timeout_s)
-        except EOFError:
+        except (EOFError, ValueError):
             raise self._died() from None
-        if answer is not None and not answer.keys() & {"started", "store", "beats", "stacks"}:
+        if isinstance(answer, RanksEnded | RanksFailed):
             self._has_ranks = False
         return answer
 

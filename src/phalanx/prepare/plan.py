@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.codec import from_json
 from phalanx.errors import ExitCode, Finding, UserError
-from phalanx.job import LoadedJob, Override, check_job, gpu_findings, load_job
+from phalanx.job import LoadedJob, Override, gpu_findings
 from phalanx.job.schema import Job
 from phalanx.machine import Machine, cannot_train, check_machine, parse_machine, probe_machine
 from phalanx.machine.calibration import Calibration
@@ -28,33 +27,20 @@ from phalanx.planner.solve import solve_plan
 from phalanx.planner.trace_precisions import wanted_on, wanted_precisions
 from phalanx.prepare.calibrations import find_calibration
 from phalanx.prepare.compile_cache import early_variables
-from phalanx.prepare.job import (
-    Source,
-    absolute_paths,
-    raise_if_errors,
-    resolve_source,
-    what_to_train,
-)
+from phalanx.prepare.job import Source, raise_if_errors, read_job
 from phalanx.prepare.launcher import Launcher, LauncherError
-from phalanx.prepare.resume_target import Continued
 from phalanx.prepare.torch_facts import AskTorch, remembering_torch
 from phalanx.prepare.trace import AskTrace, trace_recipe
 from phalanx.prepare.trace_cache import remembering
 from phalanx.prepare.validated_before import recall_comparison
-from phalanx.recipe.loading import builtin_recipes
 from phalanx.run.cache import cache_folder
-from phalanx.run.directory import (
-    RunDirectory,
-)
+from phalanx.run.directory import RunDirectory
 
 
 class Gather(Protocol):
     """Makes one machine of this one and the nodes it has met."""
 
     def __call__(self, mine: Machine, *, on_cpu: bool) -> Machine: ...
-
-
-_ABOUT_THIS_MACHINE = ("deepspeed-missing",)  # of a job's Findings, what is installed here
 
 
 @dataclass(frozen=True)
@@ -99,14 +85,8 @@ def prepare(
     `ask_trace` takes the place of `trace_recipe`; unless `is_fresh`, a plan may be made of what the
     recipe and torch answered before; `gather` makes one machine of this one and its other nodes,
     of which there are `nodes` in all; `say` is told what the recipe reports on its way."""
-    continued = Continued.find(resume, overrides) if resume is not None else None
-    source, overrides = what_to_train(source, overrides, continued)
-    loaded = load_job(resolve_source(source), overrides)
-    problems = check_job(loaded, known_recipes=builtin_recipes(), nodes=nodes)
-    if is_elsewhere:
-        problems = [finding for finding in problems if finding.slug not in _ABOUT_THIS_MACHINE]
-    raise_if_errors(problems)
-    job = loaded.job.model_copy(update=absolute_paths(loaded.job))
+    read = read_job(source, overrides, resume, nodes=nodes, is_elsewhere=is_elsewhere)
+    job, continued = read.job, read.continued
     if launcher is not None:
         with suppress(LauncherError):  # said when ranks are asked for
             known = continued.plan.devices.worker_env if continued is not None else {}
@@ -126,8 +106,8 @@ def prepare(
     )
     if adapt is not None:
         job = adapt(job, machine)
-        loaded = replace(loaded, job=job)
-    findings = [*problems, *found, *_judge_gpus(loaded, machine, is_elsewhere=is_elsewhere)]
+    loaded = replace(read.loaded, job=job)
+    findings = [*read.findings, *found, *_judge_gpus(loaded, machine, is_elsewhere=is_elsewhere)]
     raise_if_errors(findings)
     if trace is None:
         raise UserError(findings)
@@ -154,8 +134,8 @@ def prepare(
         plan=plan.replace(is_from_memory=True),
         prepare_anew=partial(
             prepare,
-            source,
-            overrides,
+            read.source,
+            read.overrides,
             adapt=adapt,
             launcher=launcher,
             gather=gather,
@@ -219,7 +199,7 @@ def _relevant(findings: list[Finding]) -> list[Finding]:
 
 def _about_weights(trace: Trace, *, is_needed: bool) -> list[Finding]:
     """Pretrained weights that are not there: whoever only plans can do without."""
-    findings = from_json(list[Finding], trace.weights_findings)
+    findings = list(trace.weights_findings)
     if is_needed:
         raise_if_errors(findings)
         return findings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.codec import from_json
+from phalanx.codec import from_json, to_json
 from phalanx.errors import Finding
-from phalanx.planner.schema.trace import EAGER, Trace
+from phalanx.planner.schema.trace import EAGER, Trace, TraceAnswer, TraceQuestion
 from phalanx.prepare.engine_child import ask_engine
 from phalanx.prepare.launcher import Launcher
 
@@ -29,19 +29,16 @@ def trace_recipe(
 ) -> Answer:
     """The Trace of a recipe with these options, and what is wrong with either; for an evaluation
     the test split alone is looked at."""
-    asked = {
-        "recipe": spec,
-        "options": options,
-        "precisions": precisions,
-        "is_evaluation": is_evaluation,
-    }
-    answer, silent_because = ask_engine(
-        "trace", asked, timeout_s=_TIMEOUT_S, launcher=launcher, say=say
+    asked = TraceQuestion(
+        recipe=spec, options=options, precisions=precisions, is_evaluation=is_evaluation
     )
-    if answer is None:
+    record, silent_because = ask_engine(
+        "trace", to_json(asked), timeout_s=_TIMEOUT_S, launcher=launcher, say=say
+    )
+    if record is None:
         return None, [_silent(spec, silent_because)]
-    trace = from_json(Trace, answer["trace"]) if answer["trace"] else None
-    return trace, from_json(list[Finding], answer["findings"])
+    answer = from_json(TraceAnswer, record)
+    return answer.trace, answer.findings
 
 
 def _silent(spec: str, why: str) -> Finding:

@@ -17,7 +17,7 @@ import platform
 import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,17 @@ _KEPT = 64
 """Answers on disk; the oldest go."""
 _SEEN = 5000
 """Files and folders looked at in one folder."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An answer on disk."""
+
+    made: float
+    named: list[list[str]]
+    """Texts among the options, with stamps of the files that they name."""
+    trace: Trace
+    findings: list[Finding]
 
 
 def remembering(ask: AskTrace, *, is_fresh: bool) -> AskTrace:
@@ -92,10 +103,15 @@ def installed() -> list[str]:
 
 def _read(key: str) -> Trace | None:
     """What was answered, however long ago."""
+    kept = _kept(key)
+    return kept.trace if kept is not None else None
+
+
+def _kept(key: str) -> _Kept | None:
     try:
-        record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
-        return from_json(Trace, record["trace"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        file = cache_folder("traces") / f"{key}.json"
+        return from_json(_Kept, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return None
 
 
@@ -119,27 +135,19 @@ def _torch_version() -> str:
 
 
 def _recall(key: str) -> Answer | None:
-    try:
-        record = json.loads((cache_folder("traces") / f"{key}.json").read_text(encoding="utf-8"))
-        age_s = time.time() - record["made"]
-        trace = from_json(Trace, record["trace"])
-        if not 0 <= age_s < LIFE_S or record["named"] != _named(trace.options):
-            return None
-        if trace.weights_findings:  # they may have been fetched, to where nobody looks here
-            return None
-        findings = from_json(list[Finding], record["findings"])
-        return trace, [*findings, _from_memory(age_s)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    kept = _kept(key)
+    if kept is None:
         return None
+    age_s = time.time() - kept.made
+    if not 0 <= age_s < LIFE_S or kept.named != _named(kept.trace.options):
+        return None
+    if kept.trace.weights_findings:  # they may have been fetched, to where nobody looks here
+        return None
+    return kept.trace, [*kept.findings, _from_memory(age_s)]
 
 
 def _keep(key: str, trace: Trace, findings: list[Finding]) -> None:
-    record = {
-        "made": time.time(),
-        "named": _named(trace.options),
-        "trace": to_json(trace),
-        "findings": to_json(findings),
-    }
+    record = to_json(_Kept(time.time(), _named(trace.options), trace, findings))
     try:
         folder = cache_folder("traces")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from phalanx.run.checkpoints import (
     open_checkpoint,
 )
 from phalanx.run.directory import RunDirectory, find_run
+from phalanx.run.event_kinds import Evaluate
 from phalanx.run.events import read_events
 from phalanx.run.weights_file import read_record
 
@@ -235,8 +236,9 @@ def _recorded(saved: SavedCheckpoint, run: RunDirectory | None) -> Mapping[str, 
         metrics: Mapping[str, float] = saved.state["metrics"]
         return metrics
     events = read_events(run.events) if run is not None else []
-    there = [e for e in events if e.kind == "evaluate" and e.data.get("step") == saved.step]
-    return there[-1].data["metrics"] if there else None
+    bodies = [event.body for event in events]
+    there = [body for body in bodies if isinstance(body, Evaluate) and body.step == saved.step]
+    return there[-1].metrics if there else None
 
 
 def _evaluated(job: Job, saved: SavedCheckpoint) -> Weights:

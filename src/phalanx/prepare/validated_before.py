@@ -49,8 +49,10 @@ def recall_comparison(plan: Plan, machine: Machine) -> Plan:
 
 def keep_comparison(plan: Plan, run: RunDirectory) -> None:
     """The ranks of a run have compared, and nothing differed."""
+    machine = Machine.read(run.machine_file)
+    if machine is None:
+        return
     with suppress(OSError, ValueError, KeyError, TypeError):  # the next start compares again
-        machine = Machine.from_json(json.loads(run.machine_file.read_text(encoding="utf-8")))
         file = _file(plan, machine)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(file, json.dumps({"made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}))

@@ -1,14 +1,51 @@
 """How the command talks with the process that starts its ranks, and with the commands of other
-nodes: JSON records, one per line."""
+nodes: messages as JSON records, one per line.
+
+A message is a frozen dataclass, sent with the name of its type. Fields that this version does not
+know are ignored, and so are messages.
+"""
 
 from __future__ import annotations
 
 import json
 import select
 import socket
-from typing import Any
+import time
+from typing import ClassVar
 
 _CHUNK = 1 << 16
+_KIND = "message"
+
+
+class Message:
+    """Base of the frozen dataclasses that are sent."""
+
+    _kinds: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        assert cls.__name__ not in Message._kinds, f"two messages are named {cls.__name__}"
+        Message._kinds[cls.__name__] = cls
+
+    def to_line(self) -> bytes:
+        # Not when this is imported: torch's import begins before that of pydantic.
+        from phalanx.codec import to_json
+
+        return json.dumps({_KIND: type(self).__name__, **to_json(self)}).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> Message | None:
+        """Return the message of a line, None for one that this version does not know. Raises
+        ValueError if the line is damaged."""
+        from phalanx.codec import from_json
+
+        try:
+            record = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
+        if not isinstance(record, dict):
+            raise ValueError("no record")
+        kind = Message._kinds.get(str(record.pop(_KIND, None)))
+        return None if kind is None else from_json(kind, record)
 
 
 class Channel:
@@ -18,23 +55,34 @@ class Channel:
         self._socket = end
         self._unread = b""
         self.limit = limit
-        """Bytes of a record, at most: for an end that has not shown who it is."""
+        """Maximum number of bytes of a message: for an end that has not shown who it is."""
 
-    def send(self, record: dict[str, Any]) -> None:
-        """Send a record; EOFError when nobody is there."""
+    def send(self, message: Message) -> None:
+        """Send a message; EOFError when nobody is there."""
         try:
-            self._socket.sendall(json.dumps(record).encode() + b"\n")
+            self._socket.sendall(message.to_line())
         except OSError as error:
             raise EOFError from error
 
     @property
     def can_send(self) -> bool:
-        """Whether a short record would go without waiting for the other end to read."""
+        """Return True if a short message goes without waiting for the other end to read."""
         return bool(select.select([], [self._socket], [], 0)[1])
 
-    def receive(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """The next record; None when there is none within this time (None: however long it
-        takes). EOFError when the other end is gone."""
+    def receive(self, timeout_s: float | None) -> Message | None:
+        """Return the next message; None when there is none within this time (None: however long it
+        takes). EOFError when the other end is gone, ValueError when it sent a damaged one."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            line = self._read_line(left_s)
+            if line is None:
+                return None
+            message = Message.from_line(line)
+            if message is not None:
+                return message
+
+    def _read_line(self, timeout_s: float | None) -> bytes | None:
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._socket], [], [], timeout_s)
             if not ready:
@@ -49,8 +97,7 @@ class Channel:
             if self.limit is not None and len(self._unread) > self.limit:
                 raise EOFError
         line, _, self._unread = self._unread.partition(b"\n")
-        record: dict[str, Any] = json.loads(line)
-        return record
+        return line
 
     def close(self) -> None:
         self._socket.close()

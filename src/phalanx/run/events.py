@@ -8,13 +8,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from phalanx.codec import Json
 from phalanx.run.attempt import FILE as ATTEMPT_FILE
 from phalanx.run.attempt import Attempt, RunTakenError, read_attempt
-from phalanx.run.event_kinds import KINDS, Body, kind_of, to_body, to_fields
-from phalanx.run.event_kinds.fields import field_names
+from phalanx.run.event_kinds import Body, kind_of, to_body, to_fields
 
 SCHEMA_VERSION = 1
 _LATER = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN}
@@ -35,14 +33,6 @@ class Event:
     body: Body
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields of a known kind that only a newer version knows: passed on as they are."""
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.body)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return {**to_fields(self.body), **self.extra}
 
     @property
     def step(self) -> int | None:
@@ -133,12 +123,9 @@ class EventWriter:
         """Write for this attempt from now on."""
         self.identity, self._is_bound = attempt, True
 
-    def write(self, body: Body | str, **data: Any) -> Event:
+    def write(self, body: Body) -> Event:
         """Append an event; raises RunTakenError, and writes nothing, if the run belongs to a newer
         attempt."""
-        if isinstance(body, str):
-            assert set(data) <= field_names(KINDS[body]), f"undocumented fields in event {body}"
-            body, _ = to_body(body, data)
         self.check()
         identity = self.identity
         event = Event(time.time(), self._writer, identity.number, identity.run, body)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 VARIABLE = "PHALANX_HEARTBEAT"
 """For a rank that is a process of its own: the descriptor of the board and its place on it."""
@@ -70,16 +69,6 @@ class Beat:
     """Steps that were done when this attempt began."""
     seconds: tuple[float, ...]
     """Time spent in each part of steps, in this attempt."""
-
-    def to_json(self) -> list[Any]:
-        sums = [round(value, 6) for value in self.seconds]
-        place = [int(self.phase), int(self.part), self.step, self.first_step]
-        return [self.rank, round(self.silent_s, 3), *place, *sums]
-
-    @classmethod
-    def from_json(cls, record: Sequence[Any]) -> Beat:
-        rank, silent_s, phase, part, step, first, *seconds = record
-        return cls(rank, silent_s, Phase(phase), Part(part), step, first, tuple(seconds))
 
     @property
     def place(self) -> str:

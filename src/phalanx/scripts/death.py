@@ -6,10 +6,11 @@ from __future__ import annotations
 from phalanx.diagnose.logs import LogLine, frames, last_error
 from phalanx.errors import Finding, signal_name
 from phalanx.run.directory import RunDirectory
-from phalanx.supervise.rank_group import RankDeath, kill_reason
+from phalanx.run.launching import RankDeath
+from phalanx.supervise.rank_group import kill_reason
 
 
-def describe_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Finding:
+def describe_death(death: RankDeath, run: RunDirectory) -> Finding:
     """Which rank, how, and the last line of its traceback."""
     log = run.log_file(death.rank)
     tail = f"read its last lines: `tail {log}`"
@@ -21,7 +22,7 @@ def describe_death(death: RankDeath, lines: list[str], run: RunDirectory) -> Fin
             why=kill_reason(name),
             fix=tail,
         )
-    printed = [LogLine.of(log.name, number, text) for number, text in enumerate(lines, 1)]
+    printed = [LogLine.of(log.name, number, text) for number, text in enumerate(death.lines, 1)]
     error, named = last_error(printed), frames(printed)
     where = "it printed no traceback"
     if named:

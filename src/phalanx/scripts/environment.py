@@ -17,6 +17,7 @@ import yaml
 
 from phalanx.errors import Finding
 from phalanx.prepare.rank_environment import waiting_threads
+from phalanx.run.launching import Share
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
@@ -59,43 +60,27 @@ class AccelerateFile:
     is_cpu: bool = False
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the ranks of an attempt are and meet."""
-
-    ranks: int
-    """On this node, and on every other."""
-    run_id: str
-    restarts: int
-    max_restarts: int
-    port: int
-    address: str = "127.0.0.1"
-    """Of the node that rank 0 is on."""
-    node: int = 0
-    nodes: int = 1
-
-
-def torchrun_variables(place: Place, local_rank: int) -> dict[str, str]:
+def torchrun_variables(share: Share, local_rank: int, *, max_restarts: int) -> dict[str, str]:
     """All that torchrun sets, and NODE_RANK, which Lightning reads. The store is rank 0's: there is
     no torch in this process to hold it."""
-    rank = str(place.node * place.ranks + local_rank)
-    world = str(place.nodes * place.ranks)
+    rank = str(share.first + local_rank)
+    world = str(share.nodes * share.ranks)
     return {
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(place.ranks),
-        "GROUP_RANK": str(place.node),
-        "GROUP_WORLD_SIZE": str(place.nodes),
-        "NODE_RANK": str(place.node),
+        "LOCAL_WORLD_SIZE": str(share.ranks),
+        "GROUP_RANK": str(share.node),
+        "GROUP_WORLD_SIZE": str(share.nodes),
+        "NODE_RANK": str(share.node),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world,
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
-        "TORCHELASTIC_RUN_ID": place.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(place.restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "MASTER_ADDR": share.address,
+        "MASTER_PORT": str(share.port),
+        "TORCHELASTIC_RUN_ID": share.run.name,
+        "TORCHELASTIC_RESTART_COUNT": str(share.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from phalanx.run.events import Event, EventWriter
+from phalanx.run.event_kinds import Evaluate, Step
+from phalanx.run.events import EventWriter
 from phalanx.scripts.output import OutputReader, Reading, read_results
 
 _PROGRESS_EVERY_S = 1.0  # a bar without a loss changes ten times a second
@@ -29,39 +30,38 @@ class ScriptEvents:
         self.has_loss = False
         self.step: int | None = None
 
-    def take(self, rank: int, text: str) -> list[Event]:
-        """What one line of a rank adds."""
+    def take(self, rank: int, text: str) -> None:
+        """Read one line of a rank."""
         if self._speaker is not None and rank > self._speaker:
-            return []
+            return
         readings = self._readers.setdefault(rank, OutputReader()).take(text)
         if readings:
             self._speaker = rank
-        return self._write_all(readings, "output")
+        self._write_all(readings, "output")
 
-    def look(self) -> list[Event]:
-        """What files have grown by; cheap when asked often."""
-        return self._write_all(self._files.read(), "file")
+    def look(self) -> None:
+        """Read what files have grown by; cheap when asked often."""
+        self._write_all(self._files.read(), "file")
 
-    def end(self) -> list[Event]:
-        """What is left when the ranks are gone."""
+    def end(self) -> None:
+        """Read what is left when the ranks are gone."""
         reader = self._readers.get(self._speaker) if self._speaker is not None else None
         self._files.look_now()
-        return [*self._write_all(reader.end() if reader else [], "output"), *self.look()]
+        self._write_all(reader.end() if reader else [], "output")
+        self.look()
 
-    def _write_all(self, readings: list[Reading], source: str) -> list[Event]:
-        found = [self._write(reading, source) for reading in readings]
-        return [event for events in found for event in events]
+    def _write_all(self, readings: list[Reading], source: str) -> None:
+        for reading in readings:
+            self._write(reading, source)
 
-    def _write(self, reading: Reading, source: str) -> list[Event]:
+    def _write(self, reading: Reading, source: str) -> None:
         self.has_progress = self.has_progress or bool(reading.step) or reading.loss is not None
         self.has_loss = self.has_loss or reading.loss is not None
         if reading.step is not None:
             self.step = reading.step
-        written: list[Event] = []
         if self._is_news(reading):
-            written.append(
-                self._events.write(
-                    "step",
+            self._events.write(
+                Step(
                     step=reading.step,
                     epoch=reading.epoch,
                     loss=reading.loss,
@@ -73,9 +73,8 @@ class ScriptEvents:
                 )
             )
         if reading.metrics:
-            written.append(
-                self._events.write(
-                    "evaluate",
+            self._events.write(
+                Evaluate(
                     step=reading.step,
                     epoch=reading.epoch,
                     metrics=reading.metrics,
@@ -83,7 +82,6 @@ class ScriptEvents:
                     source=source,
                 )
             )
-        return written
 
     def _is_news(self, reading: Reading) -> bool:
         """A loss, of a bar once for each step: between two steps it shows that of the next one

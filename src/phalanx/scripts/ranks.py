@@ -10,15 +10,20 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 from typing import IO, cast
 
-from phalanx.errors import Finding
 from phalanx.run.directory import RunDirectory
-from phalanx.supervise.rank_group import RankDeath
+from phalanx.run.event_kinds import Usage
+from phalanx.run.heartbeat import Beat
+from phalanx.run.launching import RankDeath, Share, Witness
+from phalanx.scripts.environment import torchrun_variables
+from phalanx.scripts.request import PreparedScript
+from phalanx.supervise.place import RankStart
 
 _ALONE = (sys.executable, "-I", "-S")  # quick, and nothing of the user's environment
 _CHUNK = 2**16
@@ -31,23 +36,13 @@ TakeLine = Callable[[int, str, bool], None]
 
 
 class ScriptRanks:
-    """Starts the ranks, hands on what they print, passes signals on and says how they ended."""
+    """The ranks of a launched script on this machine. They have no heartbeats."""
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        argv: list[str],
-        environments: list[dict[str, str]],
-        attempt: int,
-        *,
-        first: int = 0,
-    ) -> None:
-        """`first`: the number of the first rank here; those of other nodes come before it."""
-        self._run = run
-        self._first = first
-        self._argv = argv
-        self._environments = environments
-        self._attempt = attempt
+    def __init__(self, prepared: PreparedScript, share: Share, take: TakeLine) -> None:
+        self._prepared = prepared
+        self._share = share
+        self._take = take
+        self._run = RunDirectory(share.run)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._outputs: dict[int, _Output] = {}
@@ -56,23 +51,24 @@ class ScriptRanks:
         self._deadline: float | None = None
         self._is_asked = False
         self._is_ending = False
-        self.deaths: list[RankDeath] = []
-        """Ranks that did not end in order, in the order in which they were seen to be gone."""
-        self.devices: list[str] = []
-        """Where each rank computes: as prepared."""
+        self._failed: list[RankDeath] = []
+        self.is_running = True
+        self.error: BaseException | None = None
         self.asked: list[Signals] = []
-        """Signals that other nodes were asked to stop with: there is none."""
-        self.lost: Finding | None = None
-        """A node that is gone: there is none."""
+        self.beats: dict[int, Beat] = {}
+        self.witnesses: list[Witness] | None = None
+        self.meeting_port: int | None = None
 
-    def start(self) -> list[int]:
-        """Start all ranks; returns their process ids. From the thread that stays until the end:
-        Linux ends the ranks with it."""
+    def start(self) -> None:
+        """Start all ranks. From the thread that stays until the end: Linux ends the ranks with
+        it."""
+        share = self._share
         stub = [*_ALONE, str(Path(__file__).with_name("rank_process.py"))]
-        for rank, environment in enumerate(self._environments, self._first):
+        argv = self._prepared.argv_of(share.attempt)
+        for rank in range(share.first, share.first + share.ranks):
             child = subprocess.Popen(
-                [*stub, str(os.getpid()), *self._argv],
-                env=environment,
+                [*stub, str(os.getpid()), *argv],
+                env=rank_environment(self._prepared, share, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -83,24 +79,40 @@ class ScriptRanks:
             assert child.stdout is not None
             os.set_blocking(child.stdout.fileno(), False)
             log = self._run.log_file(rank)
-            self._outputs[rank] = _Output(child.stdout, log, self._attempt, child.pid)
+            self._outputs[rank] = _Output(child.stdout, log, share.attempt, child.pid)
             self._selector.register(child.stdout, selectors.EVENT_READ, rank)
         self._guard = subprocess.Popen(
             [*_ALONE, str(Path(__file__).with_name("rank_guard.py")), *map(str, self.pids)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        return self.pids
+        self.meeting_port = share.port
+
+    @property
+    def starts(self) -> list[RankStart] | None:
+        if self._guard is None:
+            return None
+        return [*map(RankStart, self.pids, self._prepared.devices)]
+
+    @property
+    def deaths(self) -> list[RankDeath]:
+        """Ranks in the order in which they were seen to be gone, with what they printed last."""
+        return [replace(death, lines=self._last_lines(death.rank)) for death in self._failed]
+
+    def cause_key(self, death: RankDeath) -> tuple[bool, ...]:
+        return death.was_ended, _is_echo(death.lines)
 
     @property
     def pids(self) -> list[int]:
         return [child.pid for child in self._children.values()]
 
-    def follow(self, take: TakeLine, timeout_s: float) -> bool:
-        """Hand on what was printed meanwhile; False once all ranks are gone."""
+    def wait(self, timeout_s: float) -> None:
+        """Hand on what is printed meanwhile."""
+        if not self.is_running:
+            return
         for key, _ in self._selector.select(timeout_s):
             for text, is_update in self._outputs[key.data].read():
-                take(key.data, text, is_update)
+                self._take(key.data, text, is_update)
             if self._outputs[key.data].is_over:
                 self._selector.unregister(key.fileobj)
         if not self._selector.get_map():
@@ -108,27 +120,34 @@ class ScriptRanks:
         self._reap()
         if len(self._codes) < len(self._children):
             self._end_peers()
-            return True
+            return
+        self.is_running = False
         for rank, output in self._outputs.items():  # a process of theirs may hold the pipe open
             for text, is_update in output.finish():
-                take(rank, text, is_update)
+                self._take(rank, text, is_update)
         self._selector.close()
-        return False
 
-    def pass_on(self, number: Signals) -> None:
-        """Send a signal to every rank that still runs; SIGKILL also takes what they started."""
+    def signal(self, number: Signals) -> bool:
         self._is_asked = True
         self._send(number)
+        return True
 
     def end(self) -> None:
-        """End all ranks: one of another node has died."""
         self._is_ending = True
 
-    def last_lines(self, rank: int) -> list[str]:
-        return list(self._outputs[rank].lines)
+    def ask_where(self) -> None:
+        """They cannot say."""
+
+    def take_usage(self) -> list[Usage]:
+        return []
+
+    def tell_peers_over(self) -> None:
+        """They hold what they meet at themselves."""
 
     def close(self) -> None:
-        """End what still runs, at once."""
+        self.kill()
+
+    def kill(self) -> None:
         self._send(signal.SIGKILL)
         for child in self._children.values():
             child.wait()
@@ -154,21 +173,21 @@ class ScriptRanks:
             if rank not in self._codes and (code := child.poll()) is not None:
                 self._codes[rank] = code
                 if code:
-                    gone.append(RankDeath(rank, code))
+                    gone.append(RankDeath(rank, code, lines=self._last_lines(rank)))
                     # What it had started and left behind goes with it; its session has its number
                     # for as long as one of them is there.
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(child.pid, signal.SIGKILL)
         # Seen at once: a signal nobody here sent is the cause, an exit code more likely the effect.
-        gone.sort(key=lambda death: (death.exit_code > 0, self._is_echo(death.rank), death.rank))
-        self.deaths += gone
+        gone.sort(key=lambda death: (death.exit_code > 0, _is_echo(death.lines), death.rank))
+        self._failed += gone
 
-    def _is_echo(self, rank: int) -> bool:
-        return is_echo(self.last_lines(rank))
+    def _last_lines(self, rank: int) -> tuple[str, ...]:
+        return tuple(self._outputs[rank].lines)
 
     def _end_peers(self) -> None:
         """A group that lacks a rank cannot go on."""
-        if not (self.deaths or self._is_ending) and not (self._is_asked and self._codes):
+        if not (self._failed or self._is_ending) and not (self._is_asked and self._codes):
             return
         now = time.monotonic()
         if self._deadline is None:
@@ -179,7 +198,16 @@ class ScriptRanks:
             self._send(signal.SIGKILL)
 
 
-def is_echo(lines: list[str]) -> bool:
+def rank_environment(prepared: PreparedScript, share: Share, rank: int) -> dict[str, str]:
+    """The environment of one rank of a script."""
+    log = RunDirectory(share.run).nccl_log(rank)
+    debug = {"NCCL_DEBUG_FILE": str(log)} if prepared.request.debug_comm else {}
+    limit = prepared.request.max_restarts
+    variables = torchrun_variables(share, rank - share.first, max_restarts=limit)
+    return {**debug, **os.environ, **prepared.variables, **variables}
+
+
+def _is_echo(lines: Sequence[str]) -> bool:
     """Whether a rank that printed these last only said that another one was gone."""
     from phalanx.diagnose.matching import says_echo  # reading the table takes a while
 

@@ -18,8 +18,10 @@ from phalanx.errors import Finding, format_seconds
 from phalanx.job.schema import Hang as Limits
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
+from phalanx.run.event_kinds import Hang
 from phalanx.run.heartbeat import Beat, Part, Phase
-from phalanx.supervise.culprit import Witness, find_culprit
+from phalanx.run.launching import Witness
+from phalanx.supervise.culprit import find_culprit
 
 _LEAST_S = 60.0
 _TIMES = 5.0
@@ -133,45 +135,43 @@ class HangWatch:
             self._last = step, now
 
 
-def hang_event(
-    hung: Hung, beats: Mapping[int, Beat], witnesses: list[Witness], file: Path
-) -> dict[str, Any]:
-    """The fields of the `hang` event: who is to blame, where it is, what says so."""
+def hang_event(hung: Hung, beats: Mapping[int, Beat], witnesses: list[Witness], file: Path) -> Hang:
+    """The `hang` event: who is to blame, where it is, what says so."""
     by_rank = {witness.rank: witness for witness in witnesses}
     culprit = find_culprit(beats, by_rank)
     beat = beats[hung.rank if culprit.rank is None else culprit.rank]
     witness = by_rank.get(beat.rank)
-    return {
-        "rank": culprit.rank,
-        "because": culprit.because,
-        "phase": beat.phase.name.lower(),
-        "part": beat.part.name.lower(),
-        "step": beat.step,
-        "place": beat.place,
-        "line": None if witness is None else witness.line,
-        "silent_s": round(hung.silent_s, 3),
-        "limit_s": round(hung.limit_s, 3),
-        "limit_reason": hung.limit_reason,
-        "file": str(file),
-    }
-
-
-def hang_finding(event: Mapping[str, Any]) -> Finding:
-    """A group that hangs, as a person should read it."""
-    who = "the ranks hang" if event["rank"] is None else f"rank {event['rank']} hangs"
-    silent, limit = format_seconds(event["silent_s"]), format_seconds(event["limit_s"])
-    line = f"; {event['line']}" if event["line"] else ""
-    return Finding(
-        slug="rank-hung",
-        what=f"{who} in {event['place']}: nothing moved for {silent}",
-        why=f"{event['because']}{line}; the limit was {limit} ({event['limit_reason']})",
-        fix=f"see where every rank was: `less {event['file']}`; if it was only slow: "
-        f"{_key_of(event)}={max(1, round(10 * event['limit_s']))}",
+    return Hang(
+        rank=culprit.rank,
+        because=culprit.because,
+        phase=beat.phase.name.lower(),
+        part=beat.part.name.lower(),
+        step=beat.step,
+        place=beat.place,
+        line=None if witness is None else witness.line,
+        silent_s=round(hung.silent_s, 3),
+        limit_s=round(hung.limit_s, 3),
+        limit_reason=hung.limit_reason,
+        file=str(file),
     )
 
 
-def _key_of(event: Mapping[str, Any]) -> str:
-    reason: str = event["limit_reason"]
+def hang_finding(hang: Hang) -> Finding:
+    """A group that hangs, as a person should read it."""
+    who = "the ranks hang" if hang.rank is None else f"rank {hang.rank} hangs"
+    silent, limit = format_seconds(hang.silent_s), format_seconds(hang.limit_s)
+    line = f"; {hang.line}" if hang.line else ""
+    return Finding(
+        slug="rank-hung",
+        what=f"{who} in {hang.place}: nothing moved for {silent}",
+        why=f"{hang.because}{line}; the limit was {limit} ({hang.limit_reason})",
+        fix=f"see where every rank was: `less {hang.file}`; if it was only slow: "
+        f"{_key_of(hang)}={max(1, round(10 * hang.limit_s))}",
+    )
+
+
+def _key_of(hang: Hang) -> str:
+    reason = hang.limit_reason
     return reason if reason.startswith("hang.") else "hang.after_s"
 
 

@@ -3,64 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, signal_name
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event
+from phalanx.run.event_kinds import Outcome
+from phalanx.run.launching import RankDeath, Witness
 from phalanx.run.reading import read_end
-from phalanx.supervise.culprit import Witness
-from phalanx.supervise.rank_group import RankDeath, kill_reason
+from phalanx.supervise.rank_group import kill_reason
 
 _TAIL_BYTES = 1 << 16
 _FATAL = "Fatal Python error"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
+class RankEnd:
+    """How a rank ended, as it wrote itself."""
 
-    status: str
-    """finished, stopped or failed."""
-    exit_code: ExitCode
-    step: int | None
-    reason: str
-    findings: list[Finding] = field(default_factory=list)
+    rank: int
+    time_s: float
+    outcome: Outcome
 
 
-def from_event(end: Event) -> Outcome:
-    """As the rank wrote it."""
+def of_run(end: Outcome) -> Outcome:
+    """Return the outcome of a run that ends as one of its ranks."""
+    return replace(end, phase=None, from_outside=None, memory=None)
+
+
+def from_finding(finding: Finding, exit_code: int = ExitCode.FAILED) -> Outcome:
     return Outcome(
-        status=end.data["status"],
-        exit_code=ExitCode(end.data["exit_code"]),
-        step=end.data["step"],
-        reason=end.data["reason"],
-        findings=[Finding.from_json(record) for record in end.data["findings"]],
+        status="failed",
+        step=None,
+        reason=finding.what,
+        findings=[finding],
+        exit_code=int(exit_code),
     )
 
 
-def from_finding(finding: Finding, exit_code: ExitCode = ExitCode.FAILED) -> Outcome:
-    return Outcome("failed", exit_code, None, finding.what, [finding])
+def stopped(reason: str, exit_code: int, step: int | None = None) -> Outcome:
+    return Outcome(
+        status="stopped", step=step, reason=reason, findings=[], exit_code=int(exit_code)
+    )
 
 
-def first_failure(ends: Iterable[Event]) -> Event | None:
+def first_failure(ends: Iterable[RankEnd]) -> Outcome | None:
     """The rank that failed first. One that only lost its connection to another is the effect, if
     there is any that failed on its own: clocks of several nodes differ."""
-    failed = [end for end in ends if end.data["status"] == "failed"]
-    return min(
+    failed = [end for end in ends if end.outcome.status == "failed"]
+    first = min(
         failed,
-        key=lambda end: (end.data.get("from_outside") == "connection", end.time_s),
+        key=lambda end: (end.outcome.from_outside == "connection", end.time_s),
         default=None,
     )
+    return None if first is None else first.outcome
 
 
-def left_in_silence(ends: list[Event], deaths: list[RankDeath], world: int) -> RankDeath | None:
+def left_in_silence(ends: list[RankEnd], deaths: list[RankDeath], world: int) -> RankDeath | None:
     """A rank that went by itself and wrote no outcome: its peers only lost their connection."""
     ended = {death.rank for death in deaths if death.was_ended}
     codes = {death.rank: death.exit_code for death in deaths}
-    heard = {end.writer for end in ends}
-    silent = [r for r in range(world) if f"rank-{r}" not in heard and r not in ended]
+    heard = {end.rank for end in ends}
+    silent = [rank for rank in range(world) if rank not in heard and rank not in ended]
     return RankDeath(silent[0], codes.get(silent[0], 0)) if silent else None
 
 
@@ -125,7 +129,7 @@ def crash_loop(outcome: Outcome, restarts: int, saved: int | None) -> Outcome:
         "luck, save more often: checkpoint.every",
     )
     findings = [*outcome.findings, finding]
-    return replace(outcome, exit_code=ExitCode.CRASH_LOOP, findings=findings)
+    return replace(outcome, exit_code=int(ExitCode.CRASH_LOOP), findings=findings)
 
 
 def _crash_line(log: Path) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from phalanx.planner.schema.plan import Plan
+from phalanx.run.event_kinds import Pace
 from phalanx.run.heartbeat import Beat, Part, Phase
 from phalanx.supervise.straggler import comparable_parts
 
@@ -24,7 +24,7 @@ class PaceMeter:
         self._since: float | None = None
         self._wait_s = _FIRST_S
 
-    def look(self, beats: Mapping[int, Beat], now: float) -> list[dict[str, Any]]:
+    def look(self, beats: Mapping[int, Beat], now: float) -> list[Pace]:
         """The record, when it is time and somebody has made a step; nothing otherwise."""
         steady = {
             rank: beat
@@ -44,14 +44,14 @@ class PaceMeter:
         ]
         if not rows:
             return []
-        record = {
-            "seconds": round(now - self._since, 3),
-            "parts": [part.name.lower() for part in Part],
-            "alone": self._alone,
-            "ranks": rows,
-        }
+        pace = Pace(
+            seconds=round(now - self._since, 3),
+            parts=[part.name.lower() for part in Part],
+            alone=self._alone,
+            ranks=rows,
+        )
         self._since, self._before, self._wait_s = now, steady, self._every_s
-        return [record]
+        return [pace]
 
 
 def _spent(before: Beat, after: Beat) -> list[float]:

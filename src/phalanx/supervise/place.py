@@ -1,76 +1,98 @@
-"""Where the ranks of a run are started: on this machine, or on several nodes (places/nodes)."""
+"""The ranks of one attempt as whoever owns them sees them, and where they are started: on this
+machine, or on several nodes (places/nodes)."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from signal import Signals
+from typing import Protocol
 
 from phalanx.errors import Finding
-from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.launcher import Launcher
-from phalanx.prepare.rank_environment import rank_environment
-from phalanx.run.directory import RunDirectory
-from phalanx.run.events import EventWriter
+from phalanx.machine.network import Setting
+from phalanx.run.event_kinds import NodesJoined, Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.supervise.culprit import Witness
-from phalanx.supervise.rank_group import RankDeath, RankGroup
-from phalanx.supervise.recovery import Revision
+from phalanx.run.launching import RankDeath, Share, Witness
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """A rank that runs."""
+
+    pid: int
+    device: str = ""
+    """Where it computes, as far as is known before it says so itself."""
 
 
 class Ranks(Protocol):
-    """The ranks of one attempt, as the supervisor sees them."""
+    """The ranks of one attempt, on one node or on several."""
 
     error: BaseException | None
-    asked: int
-    """How often a command of another node was asked to stop."""
+    """Why they were not started, or lost."""
+    asked: list[Signals]
+    """How commands of other nodes were asked to stop."""
 
     @property
-    def pids(self) -> list[int]: ...
+    def starts(self) -> list[RankStart] | None:
+        """Every rank, in their order; None while some have not started."""
 
     @property
-    def beats(self) -> dict[int, Beat]: ...
+    def pids(self) -> list[int]:
+        """Process ids of the ranks here, once they have started."""
 
     @property
-    def witnesses(self) -> list[Witness] | None: ...
+    def deaths(self) -> list[RankDeath]:
+        """Ranks that did not end in order, the cause first."""
 
     @property
-    def deaths(self) -> list[RankDeath]: ...
+    def beats(self) -> dict[int, Beat]:
+        """Where each rank is, as last heard."""
 
     @property
-    def is_running(self) -> bool: ...
+    def witnesses(self) -> list[Witness] | None:
+        """What the ranks say about where they are stuck, once all were asked and have answered."""
+
+    @property
+    def is_running(self) -> bool:
+        """False once all ranks are gone, by what `wait` has heard."""
 
     def start(self) -> None: ...
 
-    def wait(self, timeout_s: float) -> None: ...
+    def wait(self, timeout_s: float) -> None:
+        """Wait for news of the ranks, at most this long."""
 
-    def signal(self, number: Any) -> bool: ...
+    def signal(self, number: Signals) -> bool:
+        """Send a signal to every rank; SIGKILL also takes the processes they started. Return False
+        when there are none yet."""
 
-    def ask_where(self) -> None: ...
+    def ask_where(self) -> None:
+        """Have every rank say where it is stuck."""
 
-    def take_usage(self) -> list[dict[str, Any]]: ...
+    def take_usage(self) -> list[Usage]:
+        """Return what ranks on other nodes used, as said since this was last asked."""
+
+    def close(self) -> None: ...
 
 
-class Place(Protocol):
-    """Starts ranks, and knows what to do when some of their machines are lost."""
+class LocalRanks(Ranks, Protocol):
+    """The ranks of one attempt on this machine; those of several nodes are several of these."""
 
     @property
-    def hosts(self) -> list[str]: ...
+    def meeting_port(self) -> int | None:
+        """Port at which the ranks of all nodes meet, once node 0 knows it."""
 
-    @property
-    def is_local(self) -> bool:
-        """False where events of other hosts may be seen late."""
+    def end(self) -> None:
+        """End the ranks in order: one of another node has died."""
 
-    def facts(self) -> dict[str, Any] | None:
-        """Return the fields of the `nodes` event; None on one machine."""
+    def kill(self) -> None:
+        """End the ranks at once, and wait until they are gone."""
 
-    def make_ranks(self, run: RunDirectory, plan: Plan, attempt: int) -> Ranks: ...
+    def tell_peers_over(self) -> None:
+        """The ranks of other nodes are gone: what they met at may go."""
 
-    def recover(
-        self, plan: Plan, events: EventWriter, is_stopped: Callable[[], bool]
-    ) -> tuple[bool, Revision | None]:
-        """Return True if ranks can start again after machines were lost, and the plan for those
-        that are left."""
+    def cause_key(self, death: RankDeath) -> tuple[bool, ...]:
+        """Sorts causes before effects."""
 
 
 class RanksLostError(Exception):
@@ -81,13 +103,48 @@ class RanksLostError(Exception):
         super().__init__(finding.what)
 
 
+class Place(Protocol):
+    """Where the ranks of a run are started."""
+
+    @property
+    def hosts(self) -> list[str]: ...
+
+    @property
+    def address(self) -> str:
+        """Where the ranks of all nodes meet."""
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """What ranks here are told about the network."""
+
+    def facts(self) -> NodesJoined | None:
+        """Return the event that names the nodes; None on one machine."""
+
+    def spread(self, local: LocalRanks, share: Share, order: Order) -> Ranks:
+        """Return the ranks of all nodes, of which `local` are those here; the other nodes are
+        ordered to start theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a run asks of every other node besides its share of the ranks."""
+
+    wait_s: float = 0.0
+    """How long node 0 is looked for if it is lost."""
+    plan: str | None = None
+    """Digest of the plan that ranks of a job read."""
+
+
 class ThisMachine:
     """Ranks on this machine alone."""
 
-    is_local = True
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    address = "127.0.0.1"
+    count = 1
+    settings: Sequence[Setting] = ()
 
     @property
     def hosts(self) -> list[str]:
@@ -96,16 +153,5 @@ class ThisMachine:
     def facts(self) -> None:
         return None
 
-    def make_ranks(self, run: RunDirectory, plan: Plan, attempt: int) -> RankGroup:
-        return RankGroup(
-            self._launcher,
-            run.path,
-            ranks=plan.devices.ranks.value,
-            attempt=attempt,
-            env=rank_environment(run, plan),
-        )
-
-    def recover(
-        self, plan: Plan, events: EventWriter, is_stopped: Callable[[], bool]
-    ) -> tuple[bool, Revision | None]:
-        return False, None
+    def spread(self, local: LocalRanks, share: Share, order: Order) -> Ranks:
+        return local

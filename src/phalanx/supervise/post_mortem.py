@@ -9,11 +9,9 @@ from types import MappingProxyType
 from phalanx.errors import Finding
 from phalanx.machine.oom import count_oom_kills
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Death
 from phalanx.run.heartbeat import Beat
-from phalanx.supervise.rank_group import RankDeath
-
-WriteEvent = Callable[..., object]
-"""Kind of the event, and its fields."""
+from phalanx.run.launching import RankDeath
 
 
 class PostMortem:
@@ -28,7 +26,7 @@ class PostMortem:
         deaths: Sequence[RankDeath],
         attempt: int,
         findings: list[Finding],
-        write: WriteEvent,
+        write: Callable[[Death], object],
         beats: Mapping[int, Beat] = MappingProxyType({}),
     ) -> list[Finding]:
         """Write down who died and how, and explain it. Never fails: a run that has died must still
@@ -37,13 +35,16 @@ class PostMortem:
         self._oom_kills = now
         kills = now - before if now is not None and before is not None else None
         for death in deaths:
+            beat = beats.get(death.rank)
             write(
-                "death",
-                rank=death.rank,
-                exit_code=death.exit_code,
-                was_ended=death.was_ended,
-                oom_kills=kills,
-                **_place(beats.get(death.rank)),
+                Death(
+                    rank=death.rank,
+                    exit_code=death.exit_code,
+                    was_ended=death.was_ended,
+                    phase=None if beat is None else beat.phase.name.lower(),
+                    step=None if beat is None else beat.step,
+                    oom_kills=kills,
+                )
             )
         if not findings:
             return findings
@@ -55,10 +56,6 @@ class PostMortem:
             return explain_end(Scene(self._run, is_brief=True), attempt, findings)
         except Exception as error:  # a check must not raise: it is said instead
             return [*findings, _unexplained(error)]
-
-
-def _place(beat: Beat | None) -> dict[str, object]:
-    return {} if beat is None else {"phase": beat.phase.name.lower(), "step": beat.step}
 
 
 def _unexplained(error: Exception) -> Finding:

@@ -23,7 +23,8 @@ from phalanx.planner.revise import (
     why_not_smaller,
 )
 from phalanx.planner.schema.plan import Plan
-from phalanx.run.events import Event
+from phalanx.run.event_kinds import Change, Dropped, Outcome, RevisionMade
+from phalanx.supervise.outcomes import RankEnd
 
 
 @dataclass(frozen=True)
@@ -35,34 +36,29 @@ class Revision:
     changes: dict[str, dict[str, Any]]
     step: int | None
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields of the `revision` event."""
-        return {
-            "revision": self.plan.revision,
-            "reason": self.reason,
-            "changes": self.changes,
-            "step": self.step,
-        }
+    def event(self) -> RevisionMade:
+        return RevisionMade(
+            revision=self.plan.revision,
+            reason=self.reason,
+            changes={name: Change(**change) for name, change in self.changes.items()},
+            step=self.step,
+        )
 
 
-def find_memory_failure(seen: Iterable[Event]) -> Event | None:
+def find_memory_failure(ends: Iterable[RankEnd]) -> Outcome | None:
     """The first rank that ran out of memory. Peers that lost their connection to it may have
     recorded their end earlier, but are not the cause."""
-    failed = (
-        event
-        for event in seen
-        if event.kind == "outcome"
-        and event.writer.startswith("rank-")
-        and event.data.get("memory") is not None
-    )
-    return min(failed, key=lambda event: event.time_s, default=None)
+    failed = [end for end in ends if end.outcome.memory is not None]
+    first = min(failed, key=lambda end: end.time_s, default=None)
+    return None if first is None else first.outcome
 
 
-def revise_plan(plan: Plan, failure: Event) -> Revision | None:
+def revise_plan(plan: Plan, failure: Outcome) -> Revision | None:
     """The plan that needs less memory where it ran out; None when there is none."""
-    memory, phase, step = failure.data["memory"], failure.data["phase"], failure.data["step"]
-    said = failure.data["reason"]
-    tried, idle = memory["tried_bytes"], memory["idle_bytes"]
+    memory, phase, step, said = failure.memory, failure.phase, failure.step, failure.reason
+    if memory is None:
+        return None
+    tried, idle = memory.tried_bytes, memory.idle_bytes
     if tried is not None and idle is not None and idle > tried:
         revised = grow_segments(plan, os.environ)
         if revised is not None:
@@ -85,15 +81,15 @@ def revise_plan(plan: Plan, failure: Event) -> Revision | None:
     return revision_between(plan, revised, f"{said}; {kept}; {_what_differs(plan)}", step)
 
 
-def without_rung(plan: Plan, dropped: Event) -> Revision:
+def without_rung(plan: Plan, dropped: Dropped) -> Revision:
     """The plan without a rung of speed, as the ranks go on."""
-    rung, reason = dropped.data["rung"], dropped.data["reason"]
+    rung, reason = dropped.rung, dropped.reason
     return revision_between(plan, drop_rung(plan, rung, reason), reason, None)
 
 
-def does_not_fit(plan: Plan, failure: Event, *, is_fp64_needed: bool = False) -> Finding:
+def does_not_fit(plan: Plan, failure: Outcome, *, is_fp64_needed: bool = False) -> Finding:
     """Why no smaller plan is left, and what would help."""
-    phase = failure.data["phase"]
+    phase = failure.phase
     if phase == "start":
         what = "the model does not fit, before any micro-batch"
     elif phase == "evaluate":
@@ -109,7 +105,7 @@ def does_not_fit(plan: Plan, failure: Event, *, is_fp64_needed: bool = False) ->
     parts = predict_parts(plan)
     return Finding(
         slug="does-not-fit",
-        what=f"{what}: {failure.data['reason']}",
+        what=f"{what}: {failure.reason}",
         why=f"predicted on each rank in {plan.numerics.precision.value}: {parts}"
         f"{'' if parts.activations is not None else ' + activations, which are not known'}; "
         f"{format_bytes(parts.state)} of it whatever the micro-batch{before}",

@@ -4,9 +4,10 @@ in them which one is idle."""
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
 
 from phalanx.machine.usage import GpuMeter, GpuUsage, ProcessMeter
+from phalanx.run.event_kinds import Usage
 
 _FIRST_S = 1.0
 _EVERY_S = 5.0
@@ -25,7 +26,7 @@ class UsageSampler:
             rank.read()  # CPU per cent is since a first reading
         self._next_s = time.monotonic() + _FIRST_S
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[Usage]:
         """One record per rank that lives, when it is time; nothing otherwise."""
         now = time.monotonic()
         if now < self._next_s:
@@ -34,25 +35,29 @@ class UsageSampler:
         there = self._meter.read() if self._meter is not None else []
         return [sample for rank in range(len(self._ranks)) for sample in self._sample(rank, there)]
 
-    def _sample(self, rank: int, there: list[GpuUsage]) -> list[dict[str, Any]]:
+    def _sample(self, rank: int, there: list[GpuUsage]) -> list[Usage]:
         percent, resident = self._ranks[rank].read()
         if resident is None:
             return []
-        record: dict[str, Any] = {
-            "rank": self._first + rank,
-            "cpu_percent": None if percent is None else round(percent, 1),
-            "memory_bytes": resident,
-        }
+        sample = Usage(
+            rank=self._first + rank,
+            step=None,
+            cpu_percent=None if percent is None else round(percent, 1),
+            memory_bytes=resident,
+        )
         gpu = self._gpu_of(rank, there)
-        if gpu is not None:
-            record |= {
-                "gpu": gpu.index,
-                "gpu_percent": gpu.percent,
-                "gpu_memory_bytes": gpu.used_bytes,
-                "gpu_power_w": gpu.power_w,
-                "gpu_temperature_c": gpu.temperature_c,
-            }
-        return [record]
+        if gpu is None:
+            return [sample]
+        return [
+            replace(
+                sample,
+                gpu=gpu.index,
+                gpu_percent=gpu.percent,
+                gpu_memory_bytes=gpu.used_bytes,
+                gpu_power_w=gpu.power_w,
+                gpu_temperature_c=gpu.temperature_c,
+            )
+        ]
 
     def _gpu_of(self, rank: int, there: list[GpuUsage]) -> GpuUsage | None:
         """The GPU on which the driver sees the rank; in a container, where numbers of processes are

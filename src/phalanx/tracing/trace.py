@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from phalanx.codec import to_json
+from phalanx.codec import from_json, to_json
 from phalanx.engine.data.array_feed import is_gathered
 from phalanx.engine.data.fetch_time import fetch_seconds, fetch_time
 from phalanx.engine.data.fingerprint import fingerprint_data
@@ -23,7 +23,7 @@ from phalanx.engine.fast.compile import are_alike, count_shapes
 from phalanx.engine.model.blocks import find_blocks
 from phalanx.engine.model.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
-from phalanx.planner.schema.trace import EAGER, Trace
+from phalanx.planner.schema.trace import EAGER, Trace, TraceAnswer, TraceQuestion
 from phalanx.recipe.adoption import find_deprecated
 from phalanx.recipe.benchmarking import default_benchmark
 from phalanx.recipe.interface import Recipe, leaves
@@ -38,20 +38,13 @@ _ALIKE = 2  # and samples of each
 
 
 def run_trace(request_file: Path, result_file: Path) -> None:
-    """Answer a request `{recipe, options, precisions, is_evaluation}` with `{trace, findings}`;
-    never raises for the user's mistakes."""
-    request = json.loads(request_file.read_text(encoding="utf-8"))
+    """Answer a `TraceQuestion`; never raises for the user's mistakes."""
+    asked = from_json(TraceQuestion, json.loads(request_file.read_text(encoding="utf-8")))
     trace, findings = trace_recipe(
-        request["recipe"],
-        request["options"],
-        request.get("precisions", EAGER),
-        is_evaluation=request.get("is_evaluation", False),
+        asked.recipe, asked.options, asked.precisions, is_evaluation=asked.is_evaluation
     )
-    answer = {
-        "trace": to_json(trace) if trace else None,
-        "findings": [finding.to_json() for finding in findings],
-    }
-    result_file.write_text(json.dumps(answer), encoding="utf-8")
+    answer = TraceAnswer(trace=trace, findings=findings)
+    result_file.write_text(json.dumps(to_json(answer)), encoding="utf-8")
 
 
 def trace_recipe(
@@ -73,7 +66,7 @@ def trace_recipe(
             return None, findings
         trace = _trace(spec, recipe, precisions)
         about = recipe.check_weights() if isinstance(recipe, PretrainedWeights) else []
-        return replace(trace, weights_findings=[f.to_json() for f in about]), findings
+        return replace(trace, weights_findings=list(about)), findings
     except UserError as error:
         return None, error.findings
     except Exception as error:
@@ -141,7 +134,7 @@ def _trace(spec: str, recipe: Recipe, precisions: Sequence[str]) -> Trace:
         input_bytes=activations.input_bytes,
         array_bytes=train.num_bytes if is_gathered(train) else None,
         kept_sample=kept,
-        cache_finding=cache_finding.to_json() if cache_finding is not None else None,
+        cache_finding=cache_finding,
         kept_test_sample=examine_data(test)[0] if test is not None and len(test) else None,
         activation_bytes=activations.kept,
         checkpointed_bytes=activations.checkpointed,

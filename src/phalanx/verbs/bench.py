@@ -20,6 +20,7 @@ from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import run_folder
+from phalanx.run.event_kinds import DeviceMeasured, Measuring, Outcome, SizeMeasured, to_fields
 from phalanx.run.events import Event
 from phalanx.run.purpose import Measure
 from phalanx.verbs.short_run import ShortRun, run_short
@@ -214,15 +215,15 @@ class _Listener:
         self._is_short_of_memory = False
 
     def take(self, event: Event) -> None:
-        data = event.data
-        if event.kind == "measuring":
-            self._say(f"measuring: {data['what']}")
-        elif event.kind == "device":
-            self.calibration = from_json(Calibration, data["calibration"])
-        elif event.kind == "measured":
-            self.measured.append(from_json(Measured, data))
-        elif event.kind == "outcome" and data.get("memory") is not None:
-            self._is_short_of_memory = True
+        match event.body:
+            case Measuring(what=what):
+                self._say(f"measuring: {what}")
+            case DeviceMeasured(calibration=record):
+                self.calibration = from_json(Calibration, record)
+            case SizeMeasured() as size:
+                self.measured.append(from_json(Measured, to_fields(size)))
+            case Outcome(memory=memory) if memory is not None:
+                self._is_short_of_memory = True
 
     def judge(self, done: ShortRun, asked: list[int]) -> None:
         """Several ranks end together when one runs out of memory; what came before counts."""

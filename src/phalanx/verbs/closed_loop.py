@@ -16,7 +16,8 @@ from phalanx.prepare.trained_model import Trained, Which, find_trained
 from phalanx.recipe.benchmarking import BenchmarkSettings, TaskResult
 from phalanx.recipe.questions import BenchmarkAnswer, BenchmarkQuestion
 from phalanx.recipe.rollouts import usable_cores
-from phalanx.verbs.evaluate import Evaluated, Say, Task, record_in_run
+from phalanx.run.event_kinds import BenchmarkTask
+from phalanx.verbs.evaluate import Evaluated, Say, record_in_run
 
 _TIMEOUT_S = 24 * 3600.0  # simulators take their time
 _Z = 1.959964  # of a normal distribution: 95 % lie within
@@ -125,13 +126,13 @@ def _question(
     )
 
 
-def _task(result: TaskResult) -> Task:
+def _task(result: TaskResult) -> BenchmarkTask:
     task, successes, episodes, figures = result
     low, high = wilson_interval(successes, episodes)
-    return Task(task, successes, episodes, low, high, dict(figures))
+    return BenchmarkTask(task, successes, episodes, low, high, dict(figures))
 
 
-def _overall(tasks: list[Task]) -> dict[str, float]:
+def _overall(tasks: list[BenchmarkTask]) -> dict[str, float]:
     """Success over all episodes, and the mean over the tasks of each other figure."""
     episodes = sum(task.episodes for task in tasks)
     if not episodes:

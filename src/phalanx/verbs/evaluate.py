@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,7 +20,9 @@ from phalanx.prepare.plan import Prepared, prepare
 from phalanx.prepare.scratch_run import run_folder
 from phalanx.prepare.trace import trace_recipe
 from phalanx.prepare.trained_model import Trained, Which, find_trained
+from phalanx.run import event_kinds
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import BenchmarkTask, MediaWritten, ModelSample, Samples
 from phalanx.run.events import EVALUATOR, Event, EventWriter
 from phalanx.run.lock import is_held
 from phalanx.run.media import write_media
@@ -32,23 +34,6 @@ Say = Callable[[str], None]
 
 _ROUNDING = 1e-5
 """Relative: what another device, precision or number of threads may change of a figure."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """How a model did in one task of a benchmark."""
-
-    task: str
-    successes: int
-    episodes: int
-    low: float
-    """Of the 95 % interval of the success rate."""
-    high: float
-    figures: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        return self.successes / self.episodes if self.episodes else 0.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +58,12 @@ class Evaluated:
     benchmark: str | None = None
     next_benchmark: str | None = None
     """Of the test split: the benchmark that the recipe wants to be run after it."""
-    tasks: list[Task] = field(default_factory=list)
-    baselines: dict[str, list[Task]] = field(default_factory=dict)
+    tasks: list[BenchmarkTask] = field(default_factory=list)
+    baselines: dict[str, list[BenchmarkTask]] = field(default_factory=dict)
     """How others did in the same tasks, such as an expert."""
     media: list[Path] = field(default_factory=list)
     """Pictures and films that were written."""
-    examples: list[dict[str, str]] = field(default_factory=list)
+    examples: list[ModelSample] = field(default_factory=list)
     """What the model made of a few test samples: given, made, wanted."""
     run: Path | None = None
     """The run whose events have a row about it."""
@@ -179,17 +164,18 @@ class _Listener:
     """Collects what the ranks say."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] | None = None
-        self.examples: list[dict[str, str]] = []
-        self.media: list[dict[str, Any]] = []
+        self.found: event_kinds.Evaluated | None = None
+        self.examples: list[ModelSample] = []
+        self.media: list[MediaWritten] = []
 
     def take(self, event: Event) -> None:
-        if event.kind == "evaluated":
-            self.found = event.data
-        elif event.kind == "samples":
-            self.examples = event.data["samples"]
-        elif event.kind == "media":
-            self.media.append(event.data)
+        match event.body:
+            case event_kinds.Evaluated() as found:
+                self.found = found
+            case Samples(samples=samples):
+                self.examples = samples
+            case MediaWritten() as written:
+                self.media.append(written)
 
 
 def _report(
@@ -201,7 +187,7 @@ def _report(
 ) -> Evaluated:
     assert heard.found is not None
     plan = prepared.plan
-    metrics: dict[str, float] = heard.found["metrics"]
+    metrics = heard.found.metrics
     recorded = trained.recorded
     is_onnx = trained.file.suffix == ".onnx"
     if recorded is not None and is_onnx:
@@ -219,8 +205,8 @@ def _report(
         step=trained.step,
         weights=trained.weights,
         metrics=metrics,
-        samples=heard.found["samples"],
-        seconds=heard.found["seconds"],
+        samples=heard.found.samples,
+        seconds=heard.found.seconds,
         where=f"{ranks} {unit}{plural}, {plan.numerics.precision.value}",
         recorded=dict(recorded) if recorded is not None else None,
         is_same=is_same if is_same or not trained.is_rounded else None,
@@ -229,7 +215,14 @@ def _report(
         run=trained.run.path if trained.run is not None else None,
         findings=[*notes, *found],
     )
-    return record_in_run(trained, done, [{**m, "path": run.path / m["file"]} for m in heard.media])
+    return record_in_run(
+        trained,
+        done,
+        [
+            {"path": run.path / one.file, "name": one.name, "caption": one.caption}
+            for one in heard.media
+        ],
+    )
 
 
 def compare_recorded(
@@ -275,21 +268,28 @@ def record_in_run(
         return done
     events = EventWriter(run.events, EVALUATOR)
     try:
-        record = asdict(done)
-        fields = ("step", "weights", "metrics", "samples", "seconds", "is_same")
         events.write(
-            "evaluated",
-            file=done.file.relative_to(run.path).as_posix(),
-            **{name: record[name] for name in (*fields, "benchmark", "tasks", "baselines")},
+            event_kinds.Evaluated(
+                file=done.file.relative_to(run.path).as_posix(),
+                step=done.step,
+                weights=done.weights,
+                metrics=done.metrics,
+                samples=done.samples,
+                seconds=done.seconds,
+                is_same=done.is_same,
+                benchmark=done.benchmark,
+                tasks=done.tasks,
+                baselines=done.baselines,
+            )
         )
         if done.examples:
-            events.write("samples", step=done.step, samples=done.examples)
+            events.write(Samples(step=done.step, samples=done.examples))
         copies = []
         for one in media:
             path, name, step = Path(one["path"]), one["name"], done.step or 0
             content = path.read_bytes()
             file = write_media(run, step=step, name=name, suffix=path.suffix, content=content)
-            events.write("media", step=step, name=name, file=file, caption=one["caption"])
+            events.write(MediaWritten(step=step, name=name, file=file, caption=one["caption"]))
             copies.append(run.path / file)
     finally:
         events.close()

@@ -21,6 +21,7 @@ from phalanx.prepare.job import Source
 from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import run_folder
+from phalanx.run.event_kinds import Step
 from phalanx.run.events import Event
 from phalanx.verbs.short_run import ShortRun, run_short
 from phalanx.verbs.verify import verify_job
@@ -184,10 +185,11 @@ class _Seen:
         self._rates: list[float] = []
 
     def take(self, event: Event) -> None:
-        if event.kind == "step":
-            self.losses.append(event.data["loss"])
-            self._rates.append(event.data["samples_per_s"])
-            self.memory_bytes = max(self.memory_bytes or 0, event.data["memory_bytes"])
+        step = event.body
+        if isinstance(step, Step) and step.loss is not None:
+            self.losses.append(step.loss)
+            self._rates.append(step.samples_per_s or 0.0)
+            self.memory_bytes = max(self.memory_bytes or 0, step.memory_bytes or 0)
 
     def rate(self) -> float | None:
         """Of the fastest step: the first ones warm up."""

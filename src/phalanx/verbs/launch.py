@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.errors import Finding, short_path
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Evaluate, Step
 from phalanx.run.events import Event
 from phalanx.scripts.request import PreparedScript, open_script_run
-from phalanx.scripts.supervisor import ScriptSupervisor
+from phalanx.scripts.workload import ScriptWorkload
+from phalanx.supervise.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from phalanx.places.nodes.leader import Nodes
@@ -77,15 +79,15 @@ def launch(
 
         def take(event: Event) -> None:
             nonlocal loss, metrics
-            if event.kind == "step" and event.data["loss"] is not None:
-                loss = event.data["loss"]
-            elif event.kind == "evaluate":
-                metrics = event.data["metrics"]
+            if isinstance(event.body, Step) and event.body.loss is not None:
+                loss = event.body.loss
+            elif isinstance(event.body, Evaluate):
+                metrics = event.body.metrics
             view.take(event)
 
-        outcome = ScriptSupervisor(
-            run, prepared, on_line=view.line, on_event=take, nodes=nodes
-        ).run()
+        workload = ScriptWorkload(run, prepared, on_line=view.line, place=nodes)
+        supervisor = Supervisor(run, workload, on_event=take)
+        outcome = supervisor.run()
     if nodes is not None:
         nodes.tell_end(outcome.status, outcome.exit_code, outcome.reason, outcome.findings)
     return ScriptResult(
@@ -94,7 +96,7 @@ def launch(
         run=short_path(run.path),
         step=outcome.step,
         loss=loss,
-        restarts=outcome.restarts,
+        restarts=supervisor.restarts,
         reason=outcome.reason,
         metrics=metrics,
         findings=outcome.findings,

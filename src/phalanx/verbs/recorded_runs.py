@@ -17,9 +17,8 @@ from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 from phalanx.run.purpose import Record
-from phalanx.supervise.hang import watch_for
-from phalanx.supervise.outcomes import Outcome
 from phalanx.verbs.short_run import run_short
 
 
@@ -78,8 +77,7 @@ class RecordedRuns:
             name,
             launcher=self._launcher,
             purpose=Record(side.has_dropout),
-            max_restarts=side.job.max_restarts,
-            watch=watch_for(side.job, side.plan),
+            is_kept_up=True,
         )
         run = done.directory
         self._made.append(run)
@@ -98,7 +96,7 @@ class RecordedRuns:
         if outcome.status == "failed":
             cause = explain_crash(outcome.findings) if ranks == 1 else None
             findings = [*outcome.findings, *([cause] if cause else [])]
-            raise RunFailedError(findings, exit_code=outcome.exit_code)
+            raise RunFailedError(findings, exit_code=ExitCode(outcome.exit_code))
         if outcome.step != self._steps:
             raise UserError(
                 Finding(

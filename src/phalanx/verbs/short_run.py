@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from phalanx.errors import Finding
-from phalanx.job.schema import Hang
+from phalanx.errors import ExitCode, Finding
 from phalanx.prepare.launcher import Launcher
 from phalanx.prepare.open_run import open_run
 from phalanx.prepare.plan import Prepared
 from phalanx.prepare.scratch_run import RunFailedError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import FindingMade, Outcome
 from phalanx.run.events import Event
 from phalanx.run.purpose import TRAIN, Purpose
-from phalanx.supervise.hang import HangWatch
-from phalanx.supervise.outcomes import Outcome
+from phalanx.supervise.job import JobWorkload
 from phalanx.supervise.supervisor import Supervisor
 
 
@@ -32,7 +31,7 @@ class ShortRun:
     def raise_if_failed(self) -> None:
         """Raise RunFailedError if the ranks failed."""
         if self.outcome.status == "failed":
-            raise RunFailedError(self.outcome.findings, exit_code=self.outcome.exit_code)
+            raise RunFailedError(self.outcome.findings, exit_code=ExitCode(self.outcome.exit_code))
 
 
 def run_short(
@@ -43,28 +42,22 @@ def run_short(
     launcher: Launcher,
     purpose: Purpose = TRAIN,
     on_event: Callable[[Event], None] = lambda event: None,
-    max_restarts: int = 0,
-    watch: HangWatch | None = None,
+    is_kept_up: bool = False,
 ) -> ShortRun:
-    """Run a plan to its end in `folder`. Without a `watch` a rank may be silent for any time."""
+    """Run a plan to its end in `folder`. With `is_kept_up` ranks are restarted, and ended when they
+    hang, as the job says; otherwise they are started once and may be silent for any time."""
     job = prepared.job.model_copy(update={"output": str(folder), "name": name})
     findings: list[Finding] = []
 
     def take(event: Event) -> None:
-        if event.kind == "finding":
-            finding = Finding.from_json(event.data["finding"])
+        if isinstance(event.body, FindingMade):
+            finding = event.body.finding
             if finding not in findings:
                 findings.append(finding)
         on_event(event)
 
     with open_run(replace(prepared, job=job, run=None, findings=[]), purpose=purpose) as run:
-        outcome = Supervisor(
-            run,
-            prepared.plan,
-            launcher=launcher,
-            max_restarts=max_restarts,
-            watch=watch or HangWatch(Hang(after_s=None)),
-            sinks=None,
-            on_event=take,
-        ).run()
+        kept = job if is_kept_up else None
+        workload = JobWorkload(run, prepared.plan, launcher, job=kept)
+        outcome = Supervisor(run, workload, on_event=take).run()
     return ShortRun(run, outcome, findings)

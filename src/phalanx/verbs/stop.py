@@ -10,6 +10,7 @@ from pathlib import Path
 
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory, find_run
+from phalanx.run.event_kinds import AttemptStarted, Checkpoint, Outcome, Step
 from phalanx.run.events import Event, EventReader, read_events
 from phalanx.run.holder import Holder
 from phalanx.run.lock import is_held, read_holder, read_ranks
@@ -87,13 +88,13 @@ def _wait(
 
 def _standing(run: RunDirectory) -> Stopped:
     events = read_events(run.events)
-    newest = max((event.attempt for event in events if event.kind == "attempt"), default=0)
-    steps = [e.data["step"] for e in events if e.kind in ("step", "checkpoint")]
+    begun = (event.attempt for event in events if isinstance(event.body, AttemptStarted))
+    newest = max(begun, default=0)
+    steps = [e.step for e in events if isinstance(e.body, Step | Checkpoint)]
     for event in reversed(events):
         is_last = event.writer == "supervisor" and event.attempt == newest
-        if event.kind == "outcome" and is_last:
-            data = event.data
-            return Stopped(run, data["status"], data["step"], data["reason"])
+        if isinstance(event.body, Outcome) and is_last:
+            return Stopped(run, event.body.status, event.body.step, event.body.reason)
     seen = max((step for step in steps if step is not None), default=None)
     return Stopped(run, "gone", seen, "its command ended without a word")
 

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from phalanx.codec import to_json
 from phalanx.errors import ExitCode, Finding, short_path
 from phalanx.prepare.compile_cache import early_variables
 from phalanx.prepare.launcher import Launcher, LauncherError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Evaluate, RankStarted, Step
 from phalanx.run.events import Event
 
 if TYPE_CHECKING:  # torch is imported by the launcher before these are imported here
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is imported by the launcher before these are imported
     from phalanx.planner.schema.plan import Plan
     from phalanx.prepare.job import Source
     from phalanx.prepare.plan import Prepared
-    from phalanx.supervise.place import Place
+    from phalanx.supervise.job import Recovery
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,23 @@ class RunFigures:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self.best: dict[str, Any] | None = None
+        self.best: Evaluate | None = None
         self.seconds = 0.0
         self.first_step = 0
         self.num_steps = 0
         self._started_s: float | None = None
 
     def take(self, event: Event) -> None:
-        if event.kind == "start":
-            self.first_step, self._started_s = event.data["step"], event.time_s
-        elif event.kind == "step":
-            self.num_steps += 1
-            if self._started_s is not None:
-                self.seconds = event.time_s - self._started_s
-        elif event.kind == "evaluate":
-            self.metrics = event.data["metrics"]
-            self.best = event.data if event.data["is_best"] else self.best
+        match event.body:
+            case RankStarted(step=step):
+                self.first_step, self._started_s = step or 0, event.time_s
+            case Step():
+                self.num_steps += 1
+                if self._started_s is not None:
+                    self.seconds = event.time_s - self._started_s
+            case Evaluate() as found:
+                self.metrics = found.metrics
+                self.best = found if found.is_best else self.best
 
 
 class View(Protocol):
@@ -183,8 +184,7 @@ def run_prepared(
     """Open the run directory and run it to its end. A cached plan that turns out to be outdated is
     made again, in the same run directory."""
     from phalanx.prepare.open_run import open_run
-    from phalanx.supervise.hang import watch_for
-    from phalanx.supervise.sinks import sinks_of
+    from phalanx.supervise.job import JobWorkload
     from phalanx.supervise.supervisor import Supervisor
 
     while True:
@@ -197,17 +197,17 @@ def run_prepared(
                     figures.take(event)
                     view.take(event)
 
-                outcome = Supervisor(
+                workload = JobWorkload(
                     run,
                     prepared.plan,
-                    launcher=launcher,
-                    max_restarts=prepared.job.max_restarts,
-                    watch=watch_for(prepared.job, prepared.plan),
-                    sinks=sinks_of(prepared.job.logging),
-                    on_event=take,
+                    launcher,
+                    job=prepared.job,
+                    has_sinks=True,
                     on_plan=view.use_plan,
-                    place=_place(prepared, launcher, nodes),
-                ).run()
+                    place=nodes,
+                    recovery=_recovery(prepared, nodes),
+                )
+                outcome = Supervisor(run, workload, on_event=take).run()
         is_outdated = any(finding.slug == "plan-outdated" for finding in outcome.findings)
         if prepared.prepare_anew is None or not is_outdated:
             break
@@ -218,11 +218,11 @@ def run_prepared(
     best = None
     if figures.best is not None:
         name = prepared.plan.evaluation.metric.value
-        best = f"{name} {figures.best['metrics'][name]:.4f} at step {figures.best['step']}"
+        best = f"{name} {figures.best.metrics[name]:.4f} at step {figures.best.step}"
     is_idle = outcome.status == "finished" and figures.num_steps == 0
     return Result(
         status=outcome.status,
-        exit_code=outcome.exit_code,
+        exit_code=ExitCode(outcome.exit_code),
         run=short_path(run.path),
         step=outcome.step,
         reason="already finished, nothing was left to do" if is_idle else outcome.reason,
@@ -233,13 +233,13 @@ def run_prepared(
     )
 
 
-def _place(prepared: Prepared, launcher: Launcher, nodes: Nodes | None) -> Place | None:
+def _recovery(prepared: Prepared, nodes: Nodes | None) -> Recovery | None:
     if nodes is None:
         return None
-    from phalanx.places.nodes.place import NodesPlace
+    from phalanx.places.nodes.recovery import NodeRecovery
     from phalanx.prepare.open_run import replanned
 
-    return NodesPlace(nodes, launcher, prepared.job.devices, partial(replanned, prepared))
+    return NodeRecovery(nodes, prepared.job.devices, partial(replanned, prepared))
 
 
 def follow_node(
@@ -248,7 +248,9 @@ def follow_node(
     """Train on a node that is not node 0: start ranks when node 0 asks for them. Return the exit
     code, the findings and the words that node 0 decided on."""
     from phalanx.machine import cannot_train, probe_machine
-    from phalanx.places.nodes.follower import TrainFollower
+    from phalanx.places.nodes.follower import NodeFollower
+    from phalanx.places.nodes.messages import CannotJoin, MachineFound
+    from phalanx.places.nodes.starters import JobStarter
     from phalanx.prepare.torch_facts import remembering_torch
 
     try:
@@ -258,11 +260,9 @@ def follow_node(
             machine = probe_machine(output, ask=remembering_torch())
             unfit = cannot_train(machine)
             if unfit:
-                code = int(ExitCode.MACHINE)
-                records = to_json(unfit)
-                met.links[0].send({"findings": records, "exit_code": code})
-                return code, unfit, ""
-            met.links[0].send({"machine": to_json(machine)})
-            return TrainFollower(met, launcher, say).run()
+                met.links[0].send(CannotJoin(unfit, ExitCode.MACHINE))
+                return int(ExitCode.MACHINE), unfit, ""
+            met.links[0].send(MachineFound(machine))
+            return NodeFollower(met, JobStarter(launcher, met.settings), say).run()
     finally:
         met.close()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
-from phalanx.run.event_kinds import KINDS
-from phalanx.run.event_kinds.fields import field_names
+from phalanx.errors import Finding
+from phalanx.run.event_kinds import Pace, RankStarted, Usage
 
 MOST_RANKS = 4096
 _COLUMNS = 240
@@ -104,33 +103,33 @@ class Ranks:
         self.by_number, self._said = {}, set()
         self.world = min(max(0, world), MOST_RANKS)
 
-    def start(self, data: dict[str, Any]) -> None:
-        rank = self[int(data["rank"])]
-        rank.device, rank.pid = str(data.get("device") or ""), data.get("pid")
+    def start(self, said: RankStarted) -> None:
+        rank = self[said.rank]
+        rank.device, rank.pid = said.device, said.pid
 
-    def use(self, data: dict[str, Any]) -> None:
-        known = {n: data[n] for n in field_names(KINDS["usage"]) if _is_number(data.get(n))}
-        self[int(data["rank"])].usage = known
+    def use(self, usage: Usage) -> None:
+        known = {name: value for name, value in vars(usage).items() if value is not None}
+        self[usage.rank].usage = known
 
-    def pace(self, time_s: float, data: dict[str, Any]) -> None:
-        names, alone = [str(name) for name in data["parts"]], list(data["alone"])
+    def pace(self, time_s: float, pace: Pace) -> None:
+        alone = pace.alone
         rows: dict[int, tuple[float, dict[str, float]]] = {}
-        for number, steps, *seconds in data["ranks"][:MOST_RANKS]:
-            if steps <= 0:
+        for row in pace.rows[:MOST_RANKS]:
+            if row.steps <= 0:
                 continue
-            pairs = zip(names, map(float, seconds), strict=False)
-            parts = {name: s / steps for name, s in pairs if name != "none"}
-            rows[int(number)] = sum(parts.values()), parts
+            pairs = zip(pace.parts, row.seconds, strict=False)
+            parts = {name: s / row.steps for name, s in pairs if name != "none"}
+            rows[row.rank] = sum(parts.values()), parts
         for number, (step_s, parts) in rows.items():
             rank = self[number]
             rank.step_s, rank.parts, rank.is_alone = step_s, parts, self.world == 1
             rank.is_straggler = number in self._said or _is_slow(number, rows, alone)
         self.heat.add(time_s, {n: _own(parts, alone) for n, (_, parts) in rows.items()})
 
-    def blame(self, finding: dict[str, Any]) -> None:
+    def blame(self, finding: Finding) -> None:
         """Mark the rank that a Finding calls slow."""
-        found = re.match(r"rank (\d{1,6}) takes", str(finding.get("what", "")))
-        if finding.get("slug") == "straggler" and found:
+        found = re.match(r"rank (\d{1,6}) takes", finding.what)
+        if finding.slug == "straggler" and found:
             self._said.add(int(found[1]))
             self[int(found[1])].is_straggler = True
 
@@ -149,7 +148,3 @@ def _is_slow(
     step_s, parts = rows[number]
     own, usual = _own(parts, alone), median(others)
     return own > _SLOW * usual and own - usual > _OF_STEP * step_s
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

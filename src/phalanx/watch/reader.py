@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.run.directory import RunDirectory
-from phalanx.run.events import Event, WriterOrder
+from phalanx.run.events import WriterOrder, parse
 from phalanx.watch.saved_states import Place, keep, kept, place_of
 from phalanx.watch.state import LOSS, RunState
 
@@ -200,15 +200,6 @@ class RunReader:
             self._state.num_damaged += bool(line.strip())
         elif self._order.is_in_place(name, event):
             self._state.take(event)
-
-
-def parse(line: bytes) -> Event | None:
-    """The event of a line; None of a line that is none: half of one, or damaged."""
-    try:
-        event = Event.from_line(line.decode())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return event if isinstance(event.kind, str) and isinstance(event.writer, str) else None
 
 
 def _look_here_and_there(files: list[_File]) -> RunState:

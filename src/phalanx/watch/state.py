@@ -6,10 +6,35 @@ files are read one after the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.errors import format_bytes, signal_name
+from phalanx.errors import Finding, format_bytes, signal_name
+from phalanx.run.event_kinds import (
+    AttemptStarted,
+    Body,
+    Checkpoint,
+    Death,
+    Dropped,
+    Evaluate,
+    Evaluated,
+    Exported,
+    FindingMade,
+    Hang,
+    MediaWritten,
+    NodesJoined,
+    Outcome,
+    Pace,
+    Preparing,
+    RankStarted,
+    RevisionMade,
+    Samples,
+    Skipped,
+    Step,
+    StopAsked,
+    Usage,
+)
 from phalanx.run.events import EVALUATOR, Event
 from phalanx.run.sinks.curves import scalars
 from phalanx.watch.ranks import Ranks
@@ -134,10 +159,8 @@ class RunState:
     def take(self, event: Event) -> None:
         """Fold one event in; one that is not as documented counts as damaged."""
         try:
-            float(event.time_s)
-            int(event.attempt)
             self._take(event)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+        except (ValueError, OverflowError):  # a number that is none, or too large for a point
             self.num_damaged += 1
 
     def _take(self, event: Event) -> None:
@@ -145,169 +168,165 @@ class RunState:
         if event.writer != EVALUATOR:  # which may come long after the run
             self.first_s = min(event.time_s, self.first_s or event.time_s)
             self.last_s = max(event.time_s, self.last_s or event.time_s)
-        fold = getattr(self, f"_take_{event.kind}", None)
+        fold = _FOLDS.get(type(event.body))
         if fold is not None:
-            fold(event, event.data)
+            fold(self, event, event.body)
 
-    def _take_nodes(self, event: Event, data: dict[str, Any]) -> None:
-        self._note(event, "nodes", "; ".join(map(str, data["members"])))
+    def _take_nodes(self, event: Event, nodes: NodesJoined) -> None:
+        self._note(event, "nodes", "; ".join(nodes.members))
 
-    def _take_attempt(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_attempt(self, event: Event, begun: AttemptStarted) -> None:
         if self.attempts:
             self._note(event, "restart", f"attempt {event.attempt + 1} begins")
-        attempt = Attempt(event.attempt, event.time_s, int(data["ranks"]), data.get("revision"))
+        attempt = Attempt(event.attempt, event.time_s, begun.ranks, begun.revision)
         self.attempts = [*self.attempts[-199:], attempt]
         if event.attempt > self._ended_attempt:
             self.outcome = {}
         self.ranks.begin(attempt.ranks)
 
-    def _take_start(self, event: Event, data: dict[str, Any]) -> None:
-        self.ranks.start(data)
-        self.is_cpu = "cuda" not in str(data.get("device"))
-        if _is_int(data.get("step")):
-            self.first_step = data["step"]
+    def _take_start(self, event: Event, start: RankStarted) -> None:
+        self.ranks.start(start)
+        self.is_cpu = "cuda" not in start.device
+        if start.step is not None:
+            self.first_step = start.step
 
-    def _take_preparing(self, event: Event, data: dict[str, Any]) -> None:
-        self.doing = _short(data["what"])
+    def _take_preparing(self, event: Event, preparing: Preparing) -> None:
+        self.doing = _short(preparing.what)
 
-    def _take_step(self, event: Event, data: dict[str, Any]) -> None:
-        step = data.get("step")
-        self._go_back(event, step)
-        if _is_int(step):
-            self.step = step
-        self.epoch = data.get("epoch")
+    def _take_step(self, event: Event, step: Step) -> None:
+        self._go_back(event, step.step)
+        if step.step is not None:
+            self.step = step.step
+        self.epoch = step.epoch
         self.doing = ""
-        if _is_int(data.get("total_steps")):
-            self.total_steps = data["total_steps"]
-        self.memory_peak_bytes = max(self.memory_peak_bytes, int(data.get("memory_bytes") or 0))
+        if step.total_steps is not None:
+            self.total_steps = step.total_steps
+        self.memory_peak_bytes = max(self.memory_peak_bytes, step.memory_bytes or 0)
         at = self.step or 0
         for name, value in scalars(event).items():
             self._draw(name, at, event.time_s, value)
-        if isinstance(data.get("data_wait"), int | float):
-            self._draw("speed/data_wait", at, event.time_s, data["data_wait"])
+        if step.data_wait is not None:
+            self._draw("speed/data_wait", at, event.time_s, step.data_wait)
 
-    def _go_back(self, event: Event, step: Any) -> None:
+    def _go_back(self, event: Event, step: int | None) -> None:
         """A later attempt begins where the checkpoint was: what came after it is done again."""
         if event.attempt > self._attempt:
-            if _is_int(step) and self.step is not None and step <= self.step:
+            if step is not None and self.step is not None and step <= self.step:
                 for name, series in self.series.items():
                     if not name.startswith("system/"):
                         series.cut_after(step - 1)
             self._attempt = event.attempt
 
-    def _take_skipped(self, event: Event, data: dict[str, Any]) -> None:
-        self.num_skipped = int(data.get("total") or self.num_skipped + 1)
+    def _take_skipped(self, event: Event, skipped: Skipped) -> None:
+        self.num_skipped = skipped.total
 
-    def _take_usage(self, event: Event, data: dict[str, Any]) -> None:
-        self.ranks.use(data)
-        at = data["step"] if _is_int(data.get("step")) else self.step or 0
+    def _take_usage(self, event: Event, usage: Usage) -> None:
+        self.ranks.use(usage)
+        at = usage.step if usage.step is not None else self.step or 0
         for name, value in scalars(event).items():
             self._draw(name, at, event.time_s, value, _SYSTEM_POINTS)
-        heat = data.get("gpu_temperature_c")
-        if heat is not None:
-            name = f"system/rank_{int(data['rank'])}/gpu_temperature_c"
-            self._draw(name, at, event.time_s, heat, _SYSTEM_POINTS)
+        if usage.gpu_temperature_c is not None:
+            name = f"system/rank_{usage.rank}/gpu_temperature_c"
+            self._draw(name, at, event.time_s, usage.gpu_temperature_c, _SYSTEM_POINTS)
 
-    def _take_pace(self, event: Event, data: dict[str, Any]) -> None:
-        self.ranks.pace(event.time_s, data)
+    def _take_pace(self, event: Event, pace: Pace) -> None:
+        self.ranks.pace(event.time_s, pace)
 
-    def _take_evaluate(self, event: Event, data: dict[str, Any]) -> None:
-        step = data["step"] if _is_int(data.get("step")) else self.step or 0
-        self.metrics = {str(n): float(v) for n, v in data["metrics"].items() if v is not None}
+    def _take_evaluate(self, event: Event, found: Evaluate) -> None:
+        step = found.step if found.step is not None else self.step or 0
+        self.metrics = dict(found.metrics)
         for name, value in self.metrics.items():
             self._draw(f"test/{name}", step, event.time_s, value)
-        if data.get("is_best"):
+        if found.is_best:
             self.best = {"step": step, "metrics": self.metrics}
 
-    def _take_evaluated(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_evaluated(self, event: Event, said: Evaluated) -> None:
         found = Evaluation(
             time_s=event.time_s,
-            step=data["step"] if _is_int(data.get("step")) else None,
-            weights=_short(data["weights"]),
-            metrics={_short(n): float(v) for n, v in data["metrics"].items() if v is not None},
-            benchmark=_short(data["benchmark"]) if data.get("benchmark") else None,
+            step=said.step,
+            weights=_short(said.weights),
+            metrics={_short(name): value for name, value in said.metrics.items()},
+            benchmark=_short(said.benchmark) if said.benchmark else None,
         )
         self.evaluations = [*self.evaluations[1 - _MOST_EVALUATIONS :], found]
         self._note(event, "evaluate", str(found))
 
-    def _take_checkpoint(self, event: Event, data: dict[str, Any]) -> None:
-        self.saved_step, self.num_saves = int(data["step"]), self.num_saves + 1
-        size = f", {format_bytes(int(data['bytes']))}" if data.get("bytes") else ""
-        self._note(event, "checkpoint", f"checkpoint of step {data['step']}{size}")
+    def _take_checkpoint(self, event: Event, saved: Checkpoint) -> None:
+        self.saved_step, self.num_saves = saved.step, self.num_saves + 1
+        size = f", {format_bytes(saved.bytes)}" if saved.bytes else ""
+        self._note(event, "checkpoint", f"checkpoint of step {saved.step}{size}")
 
-    def _take_samples(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_samples(self, event: Event, made: Samples) -> None:
         if event.time_s < self.samples_s:
             return
         self.samples_s = event.time_s
         self.samples = [
-            {str(name): _short(text) for name, text in sample.items()}
-            for sample in data["samples"][:20]
+            {name: _short(text) for name, text in vars(sample).items()}
+            for sample in made.samples[:20]
         ]
 
-    def _take_media(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_media(self, event: Event, made: MediaWritten) -> None:
         media = Media(
-            step=int(data.get("step") or 0),
-            name=_short(data["name"]),
-            file=str(data["file"]),
-            caption=_short(data.get("caption") or ""),
+            step=made.step or 0,
+            name=_short(made.name),
+            file=made.file,
+            caption=_short(made.caption),
             time_s=event.time_s,
         )
         self.media = [*self.media[1 - _MOST_MEDIA :], media]
 
-    def _take_finding(self, event: Event, data: dict[str, Any]) -> None:
-        record = dict(data["finding"])
-        self._say(record, event.time_s)
-        self.ranks.blame(record)
-        self._note(event, "finding", f"{record.get('slug')}: {record.get('what')}")
+    def _take_finding(self, event: Event, said: FindingMade) -> None:
+        finding = said.finding
+        self._say(finding, event.time_s)
+        self.ranks.blame(finding)
+        self._note(event, "finding", f"{finding.slug}: {finding.what}")
 
-    def _say(self, record: dict[str, Any], time_s: float) -> None:
-        names = ("slug", "what", "why", "fix", "severity")
-        finding = {name: _short(record.get(name) or "") for name in names}
+    def _say(self, told: Finding, time_s: float) -> None:
+        finding = {name: _short(text) for name, text in vars(told).items()}
         for said in self.findings:
             if said.finding == finding:
                 said.count, said.time_s = said.count + 1, time_s
                 return
         self.findings = [*self.findings[1 - _MOST_FINDINGS :], Said(finding, time_s)]
 
-    def _take_dropped(self, event: Event, data: dict[str, Any]) -> None:
-        self._note(event, "revision", f"{data['rung']} is off: {data['reason']}")
+    def _take_dropped(self, event: Event, dropped: Dropped) -> None:
+        self._note(event, "revision", f"{dropped.rung} is off: {dropped.reason}")
 
-    def _take_hang(self, event: Event, data: dict[str, Any]) -> None:
-        who = f"rank {data['rank']}" if data.get("rank") is not None else "the ranks"
-        self._note(event, "hang", f"{who} did not move at {data.get('place')}")
+    def _take_hang(self, event: Event, hang: Hang) -> None:
+        who = f"rank {hang.rank}" if hang.rank is not None else "the ranks"
+        self._note(event, "hang", f"{who} did not move at {hang.place}")
 
-    def _take_stop(self, event: Event, data: dict[str, Any]) -> None:
-        self._note(event, "stop", str(data["reason"]))
+    def _take_stop(self, event: Event, stop: StopAsked) -> None:
+        self._note(event, "stop", stop.reason)
 
-    def _take_revision(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_revision(self, event: Event, revision: RevisionMade) -> None:
         changes = ", ".join(
-            f"{name} {values['old']} -> {values['new']}"
-            for name, values in dict(data.get("changes") or {}).items()
+            f"{name} {change.old} -> {change.new}" for name, change in revision.changes.items()
         )
-        text = f"plan revision {data['revision']}: {changes}: {data['reason']}"
+        text = f"plan revision {revision.revision}: {changes}: {revision.reason}"
         self._note(event, "revision", text)
 
-    def _take_death(self, event: Event, data: dict[str, Any]) -> None:
-        code = int(data["exit_code"])
+    def _take_death(self, event: Event, death: Death) -> None:
+        code = death.exit_code
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        self.ranks[int(data["rank"])].exit_code = code
-        if not data.get("was_ended"):
-            self._note(event, "death", f"rank {data['rank']} died: {how}")
+        self.ranks[death.rank].exit_code = code
+        if not death.was_ended:
+            self._note(event, "death", f"rank {death.rank} died: {how}")
 
-    def _take_exported(self, event: Event, data: dict[str, Any]) -> None:
-        self._note(event, "export", f"exported to {data['path']}")
+    def _take_exported(self, event: Event, exported: Exported) -> None:
+        self._note(event, "export", f"exported to {exported.path}")
 
-    def _take_outcome(self, event: Event, data: dict[str, Any]) -> None:
+    def _take_outcome(self, event: Event, end: Outcome) -> None:
         if event.writer != "supervisor":
             return
         names = ("status", "step", "reason", "exit_code")
-        self.outcome = {name: data.get(name) for name in names}
+        self.outcome = {name: getattr(end, name) for name in names}
         self._ended_attempt = event.attempt
         if self.attempts:
             self.attempts[-1].last_s = event.time_s
-        for record in data.get("findings") or ():
-            self._say(dict(record), event.time_s)
-        status, reason = str(data["status"]), str(data.get("reason") or "")
+        for finding in end.findings:
+            self._say(finding, event.time_s)
+        status, reason = end.status, end.reason
         self._note(event, "outcome", status if reason in ("", status) else f"{status}: {reason}")
 
     def _draw(
@@ -321,8 +340,7 @@ class RunState:
         series.add(float(step), time_s, float(value))
 
     def _note(self, event: Event, kind: str, text: str) -> None:
-        step = event.data.get("step")
-        note = Note(event.time_s, kind, _short(text), step if _is_int(step) else None)
+        note = Note(event.time_s, kind, _short(text), event.step)
         if len(self.notes) >= _MOST_NOTES:
             self.notes = [*self.notes[:50], *self.notes[51:]]  # how it began stays
         self.notes.append(note)
@@ -340,9 +358,30 @@ class RunState:
         return total
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _short(text: str) -> str:
+    return text[:_LONGEST]
 
 
-def _short(text: Any) -> str:
-    return str(text)[:_LONGEST]
+_FOLDS: dict[type[Body], Callable[[RunState, Event, Any], None]] = {
+    AttemptStarted: RunState._take_attempt,
+    NodesJoined: RunState._take_nodes,
+    RankStarted: RunState._take_start,
+    Preparing: RunState._take_preparing,
+    Step: RunState._take_step,
+    Skipped: RunState._take_skipped,
+    Usage: RunState._take_usage,
+    Pace: RunState._take_pace,
+    Evaluate: RunState._take_evaluate,
+    Evaluated: RunState._take_evaluated,
+    Checkpoint: RunState._take_checkpoint,
+    Samples: RunState._take_samples,
+    MediaWritten: RunState._take_media,
+    Exported: RunState._take_exported,
+    FindingMade: RunState._take_finding,
+    Dropped: RunState._take_dropped,
+    Hang: RunState._take_hang,
+    StopAsked: RunState._take_stop,
+    RevisionMade: RunState._take_revision,
+    Death: RunState._take_death,
+    Outcome: RunState._take_outcome,
+}

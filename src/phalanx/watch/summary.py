@@ -10,15 +10,17 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.run.cache import cache_folder
 from phalanx.run.directory import RunDirectory, write_atomic
+from phalanx.run.event_kinds import AttemptStarted, FindingMade, Outcome, RankStarted, Step
+from phalanx.run.events import Event, parse
 from phalanx.run.plan_record import choice_in, read_plan_record
 from phalanx.run.reading import read_end, read_json
-from phalanx.watch.reader import parse
 from phalanx.watch.watched_run import is_running
 
+T = TypeVar("T")
 _FORMAT = 1
 _END = 2**14
 _SMALL = 2**18  # bytes of the supervisor's file that are read whole, for every attempt
@@ -140,72 +142,70 @@ def summarise(run: RunDirectory) -> Summary:
     found.ranks = ranks if isinstance(ranks, int) else None
     with suppress(OSError):
         found.started_s = found.changed_s = run.path.stat().st_mtime
-    for record in _end(run.events / "rank-0.jsonl"):
-        _take(found, record)
+    for event in _end(run.events / "rank-0.jsonl"):
+        _take(found, event)
     _supervisor(run, found)
     found.best = _best(run, found.metric, str(choice_in(plan, "metric_mode") or "max"))
     return found
 
 
-def _take(found: Summary, record: dict[str, Any]) -> None:
-    found.changed_s = max(found.changed_s, record["time"])
-    if record["kind"] == "step":
-        step, loss, total = (record.get(name) for name in ("step", "loss", "total_steps"))
-        found.step = step if isinstance(step, int) else found.step
-        found.loss = float(loss) if isinstance(loss, int | float) else found.loss
-        found.total_steps = total if isinstance(total, int) else found.total_steps
+def _take(found: Summary, event: Event) -> None:
+    found.changed_s = max(found.changed_s, event.time_s)
+    if isinstance(event.body, Step):
+        found.step = _newer(event.body.step, found.step)
+        found.loss = _newer(event.body.loss, found.loss)
+        found.total_steps = _newer(event.body.total_steps, found.total_steps)
+
+
+def _newer(new: T | None, old: T | None) -> T | None:
+    return old if new is None else new
 
 
 def _supervisor(run: RunDirectory, found: Summary) -> None:
     path = run.events / "supervisor.jsonl"
     with suppress(OSError):
         size = path.stat().st_size
-        records = _end(path, max(_END, size) if size <= _SMALL else _END)
+        events = _end(path, max(_END, size) if size <= _SMALL else _END)
         if size > _SMALL:
-            records = [*_begin(path), *records]
+            events = [*_begin(path), *events]
         began, ranks, is_ended = 0.0, found.ranks or 1, False
-        for record in records:
-            _take(found, record)
-            if record["kind"] == "attempt":
-                if not began:
-                    found.started_s = record["time"]
-                elif not is_ended:
-                    found.rank_hours += ranks * (record["time"] - began) / 3600
-                    found.restarts += 1
-                began, is_ended = record["time"], False
-                found.status = "gone"
-                known = record.get("ranks")
-                ranks = known if isinstance(known, int) else ranks
-                found.ranks = ranks
-            elif record["kind"] == "start":
-                found.device = "cuda" if "cuda" in str(record.get("device")) else found.device
-            elif record["kind"] == "finding":
-                found.findings += 1
-            elif record["kind"] == "outcome":
-                found.status, is_ended = str(record.get("status"))[:20], True
-                found.rank_hours += ranks * (record["time"] - began) / 3600 if began else 0.0
-                found.findings += len(record.get("findings") or ())
-                found.step = record["step"] if isinstance(record.get("step"), int) else found.step
+        for event in events:
+            _take(found, event)
+            match event.body:
+                case AttemptStarted(ranks=started):
+                    if not began:
+                        found.started_s = event.time_s
+                    elif not is_ended:
+                        found.rank_hours += ranks * (event.time_s - began) / 3600
+                        found.restarts += 1
+                    began, is_ended = event.time_s, False
+                    found.status = "gone"
+                    found.ranks = ranks = started
+                case RankStarted(device=device):
+                    found.device = "cuda" if "cuda" in device else found.device
+                case FindingMade():
+                    found.findings += 1
+                case Outcome() as end:
+                    found.status, is_ended = end.status[:20], True
+                    found.rank_hours += ranks * (event.time_s - began) / 3600 if began else 0.0
+                    found.findings += len(end.findings)
+                    found.step = _newer(end.step, found.step)
         if not is_ended and began:
             found.rank_hours += ranks * max(0.0, found.changed_s - began) / 3600
 
 
-def _records(data: bytes) -> list[dict[str, Any]]:
+def _events(data: bytes) -> list[Event]:
     events = (parse(line) for line in data.splitlines())
-    return [
-        {**event.data, "kind": event.kind, "time": float(event.time_s)}
-        for event in events
-        if event is not None and isinstance(event.time_s, int | float)
-    ]
+    return [event for event in events if event is not None]
 
 
-def _end(path: Path, size: int = _END) -> list[dict[str, Any]]:
-    return _records(read_end(path, size))
+def _end(path: Path, size: int = _END) -> list[Event]:
+    return _events(read_end(path, size))
 
 
-def _begin(path: Path) -> list[dict[str, Any]]:
+def _begin(path: Path) -> list[Event]:
     with path.open("rb") as file:
-        return _records(file.read(2048))
+        return _events(file.read(2048))
 
 
 def _recipe(run: RunDirectory) -> str:

@@ -15,8 +15,8 @@ from phalanx.planner.batch.learning_rate import scale_lr
 from phalanx.recipe.loading import builtin_recipes, load_recipe
 from phalanx.recipes.bev.dataset import collect, describe, missing_simulator
 from phalanx.recipes.bev.options import BevCollecting
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import phalanx
 from tests.ranks.runs import (
     FIXTURES,

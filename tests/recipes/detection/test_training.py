@@ -16,7 +16,7 @@ from phalanx.job import load_job
 from phalanx.planner.schema.micro_batches import Slot
 from phalanx.recipe.keys import make_key
 from phalanx.recipe.loading import load_recipe
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import phalanx
 from tests.ranks.runs import assert_same_bits, averages, change_run, make_run, train, weights
 

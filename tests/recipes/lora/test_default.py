@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.run.events import read_events
+from tests.fixtures.event_lines import read_events
 from tests.ranks.command import latest
 from tests.ranks.command import phalanx as run_phalanx
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from phalanx.errors import Finding
 from phalanx.tracing.trace import trace_recipe
 from tests.ranks.command import phalanx
 from tests.recipes.lora.models import write_model, write_rows
@@ -27,7 +26,7 @@ LEARNING = 4 * 16 * (4 * (4096 + 4096) + 3 * (4096 + 11008))  # r = 16, on all p
 def found(options, **more):
     """The trace, what is wrong, and what is wrong with the weights alone."""
     trace, findings = trace_recipe("lora", options, **more)
-    about = [] if trace is None else [Finding.from_json(f) for f in trace.weights_findings]
+    about = [] if trace is None else list(trace.weights_findings)
     return trace, findings, about
 
 

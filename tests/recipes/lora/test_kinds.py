@@ -11,8 +11,8 @@ from phalanx.engine.checkpoint.recipe_files import CheckpointTensors
 from phalanx.engine.rank.worker import run_worker
 from phalanx.recipe.loading import load_recipe
 from phalanx.recipes import lora as shipped
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import FIXTURES, losses, make_run, outcomes
 from tests.recipes.lora.logits import trained_network
 from tests.recipes.lora.models import write_model, write_rows, write_translator

@@ -21,8 +21,8 @@ from phalanx.recipes.policy.simulator import (
     evaluation_seed,
     missing_simulator,
 )
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import make_run, outcomes
 
 pytestmark = pytest.mark.ranks

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from phalanx.engine.checkpoint.trained_model import build_model
 from phalanx.engine.rank.worker import run_worker
 from phalanx.recipe.loading import load_recipe
-from phalanx.run.events import read_events
 from tests.cli.command import run_cli
+from tests.fixtures.event_lines import read_events
 from tests.ranks.runs import (
     assert_same_bits,
     change_run,

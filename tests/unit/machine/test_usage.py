@@ -7,6 +7,7 @@ import time
 import pytest
 
 from phalanx.machine.usage import GpuMeter, ProcessMeter
+from phalanx.run.event_kinds import to_fields
 from phalanx.run.sinks.curves import scalars
 from phalanx.supervise import usage
 from phalanx.supervise.usage import UsageSampler
@@ -47,11 +48,11 @@ def test_samples_have_the_gpu_the_driver_sees_a_rank_on(busy, monkeypatch):
     monkeypatch.setattr(usage, "_FIRST_S", 0.0)
     sampler = UsageSampler([busy.pid, busy.pid + 10**6], gpus=[0, 1])
     (sample,) = sampler.look()
-    assert (sample["rank"], sample["gpu"], sample["gpu_percent"]) == (0, 1, 93)
-    assert sample["gpu_memory_bytes"] == 2048 * 2**20
+    assert (sample.rank, sample.gpu, sample.gpu_percent) == (0, 1, 93)
+    assert sample.gpu_memory_bytes == 2048 * 2**20
     assert sampler.look() == [], "not yet time for another"
     sampler.close()
-    curves = scalars(make_event("usage", 0.0, "supervisor", data={"step": None, **sample}))
+    curves = scalars(make_event("usage", 0.0, "supervisor", data=to_fields(sample)))
     assert curves["system/rank_0/gpu_percent"] == 93
     assert curves["system/rank_0/gpu_memory_gib"] == 2
 
@@ -60,7 +61,7 @@ def test_in_a_container_it_is_the_gpu_of_its_rank(busy, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakePynvml([FakeGpu(), FakeGpu(utilization=5)]))
     monkeypatch.setattr(usage, "_FIRST_S", 0.0)
     (sample,) = UsageSampler([busy.pid], gpus=[1]).look()
-    assert (sample["gpu"], sample["gpu_percent"]) == (1, 5)
+    assert (sample.gpu, sample.gpu_percent) == (1, 5)
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch):

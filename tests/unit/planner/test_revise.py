@@ -8,6 +8,8 @@ from phalanx.planner.revise import (
     ALLOCATOR_VARIABLE,
     GROWING_SEGMENTS,
     changes_between,
+    cost_without,
+    drop_rung,
     grow_segments,
     halve_evaluate_batch,
     halve_micro_batch,
@@ -17,7 +19,7 @@ from phalanx.planner.revise import (
 )
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.micro_batches import BatchPlan
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 from tests.fixtures.plans import plan_with
 
 
@@ -206,3 +208,17 @@ def _bare_plan(samples, total, micro, ranks):
     return plan_with(
         num_samples=samples, global_batch_size=total, micro_batch_size=micro, ranks=ranks
     )
+
+
+def test_what_was_dropped_is_off_and_the_rest_is_predicted_for_that():
+    slower = Alternative(
+        choice="compile=off", samples_per_s=100.0, memory_bytes=7, why_not="75 % slower"
+    )
+    plan = plan_with(compile="on", samples_per_s=400.0, global_batch_size=50, alternatives=[slower])
+    assert cost_without(plan, "compile").startswith("100 samples/s are predicted without it")
+    dropped = drop_rung(plan, "compile", "it differs")
+    assert dropped.revision == plan.revision + 1
+    assert dropped.execution.compile == Decision("off", "dropped: it differs")
+    assert dropped.predicted.step_s.value == 0.5
+    assert dropped.predicted.memory_bytes.value == 7
+    assert drop_rung(plan, "cuda_graph", "it differs").execution.cuda_graph.value == "off"

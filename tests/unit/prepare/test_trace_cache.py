@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from phalanx.errors import Finding
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.operators import Operator
 from phalanx.planner.schema.trace import Trace
@@ -84,7 +85,8 @@ def test_an_answer_is_remembered_whole_and_says_so(recipe):
 
 
 def test_weights_that_were_missing_are_looked_for_again(recipe):
-    asked = Asked(replace(TRACE, weights_findings=[{"slug": "no-base"}]))
+    missing = Finding(slug="no-base", what="a", why="b", fix="c")
+    asked = Asked(replace(TRACE, weights_findings=[missing]))
     recall = remembering(asked, is_fresh=False)
     recall(recipe, {})
     asked.trace = TRACE

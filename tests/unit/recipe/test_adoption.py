@@ -127,4 +127,4 @@ def test_every_interface_of_a_recipe_of_version_0_1_is_found_and_said_once():
     ):
         assert kind.__name__ in findings[0].what
     assert trace.default_benchmark == "sums"
-    assert [finding["slug"] for finding in trace.weights_findings] == ["no-base"]
+    assert [finding.slug for finding in trace.weights_findings] == ["no-base"]

@@ -126,7 +126,7 @@ def test_a_writer_of_an_older_attempt_writes_nothing(run):
     old.close()
     new.write(StopAsked(reason="second"))
     found = read_events(run.events)
-    assert [(e.data["reason"], e.attempt) for e in found] == [("first", 0), ("second", 1)]
+    assert [(e.body.reason, e.attempt) for e in found] == [("first", 0), ("second", 1)]
     assert {event.run for event in found} == {read_attempt(run.path).run}
     other = EventWriter(run.events, "evaluate")  # has no part in any attempt
     other.write(StopAsked(reason="third"))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from phalanx.codec import from_json, to_json
 from phalanx.run import heartbeat
 from phalanx.run.heartbeat import Beat, Board, Heart, Part, Phase
 
@@ -24,7 +25,7 @@ def test_a_fork_is_seen_where_it_is(monkeypatch):
     assert (moved.rank, moved.phase, moved.part) == (5, Phase.STEP, Part.FORWARD)
     assert (moved.step, moved.first_step) == (41, 40)
     assert moved.place == "the forward of step 42"
-    assert Beat.from_json(moved.to_json()).place == moved.place
+    assert from_json(Beat, to_json(moved)) == moved
 
 
 def test_a_process_of_its_own_is_seen_too():

@@ -6,8 +6,9 @@ import pytest
 
 from phalanx.job.schema import Hang
 from phalanx.run.heartbeat import Beat, Part, Phase
+from phalanx.run.launching import Witness
 from phalanx.supervise import hang
-from phalanx.supervise.culprit import Witness, find_culprit
+from phalanx.supervise.culprit import find_culprit
 from phalanx.supervise.hang import HangWatch, hang_event, hang_finding
 
 BEAT = Beat(0, 0.0, Phase.STEP, Part.BACKWARD, 100, 0, (0.0,) * len(Part))
@@ -128,7 +129,7 @@ def test_a_rank_outside_of_an_exchange_is_to_blame_and_its_own_line_is_named():
     seen = witnesses(WAITS, busy, WAITS)
     assert find_culprit(beats, seen).rank == 1
     event = hang_event(hang.Hung(0, 61, 60, "the least for a step"), beats, [*seen.values()], "f")
-    assert event["line"] == "/home/me/recipe.py:83 in loss"
+    assert event.line == "/home/me/recipe.py:83 in loss"
     finding = hang_finding(event)
     assert finding.what == "rank 1 hangs in the backward of step 101: nothing moved for 1 min 1 s"
     assert "hang.after_s=600" in finding.fix

@@ -1,7 +1,5 @@
 """Where the steps of each rank go, from their heartbeats."""
 
-from phalanx.run.event_kinds import KINDS
-from phalanx.run.event_kinds.fields import field_names
 from phalanx.run.heartbeat import Beat, Part, Phase
 from phalanx.supervise.pace import PaceMeter
 from tests.fixtures.plans import plan_with
@@ -25,13 +23,12 @@ def test_a_record_is_what_was_spent_between_two_looks():
     assert meter.look(beats(0, 0.0, 0.0), 10.0) == []
     assert meter.look(beats(5, 1.0, 2.0), 10.5) == [], "not yet time"
     (record,) = meter.look(beats(10, 2.0, 5.0), 11.5)
-    assert set(record) == field_names(KINDS["pace"])
-    assert record["seconds"] == 1.5
-    data = 2 + record["parts"].index("data")
-    assert [(row[0], row[1], row[data]) for row in record["ranks"]] == [(0, 10, 2.0), (1, 10, 5.0)]
-    assert record["alone"] == ["data", "forward", "update"]
+    assert record.seconds == 1.5
+    data = 2 + record.parts.index("data")
+    assert [(row[0], row[1], row[data]) for row in record.ranks] == [(0, 10, 2.0), (1, 10, 5.0)]
+    assert record.alone == ["data", "forward", "update"]
     assert meter.look(beats(20, 3.0, 6.0), 15.0) == [], "then every five seconds"
-    assert meter.look(beats(20, 3.0, 6.0), 17.0)[0]["ranks"][0][1] == 10
+    assert meter.look(beats(20, 3.0, 6.0), 17.0)[0].ranks[0][1] == 10
 
 
 def test_starting_and_standing_ranks_have_no_pace():
@@ -46,6 +43,6 @@ def test_of_very_many_ranks_there_is_less():
     meter = PaceMeter(a_plan(ranks=800, device="cuda"))
     meter.look(beats(0, 0.0), 0.0)
     (first,) = meter.look(beats(1, 1.0), 2.0)
-    assert first["alone"] == ["data"]
+    assert first.alone == ["data"]
     assert meter.look(beats(2, 2.0), 50.0) == []
     assert meter.look(beats(3, 2.0), 103.0)

@@ -7,6 +7,7 @@ import pytest
 
 from phalanx.planner.revise import ALLOCATOR_VARIABLE, GROWING_SEGMENTS
 from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.supervise.outcomes import RankEnd
 from phalanx.supervise.recovery import does_not_fit, find_memory_failure, revise_plan
 from tests.fixtures.event_lines import make_event
 from tests.fixtures.recorded import as_written
@@ -23,7 +24,7 @@ def plan(monkeypatch):
     return plan.replace(device=Decision("cuda", "test"))
 
 
-def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB, time_s=1.0, rank=1):
+def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB):
     memory = {
         "device": "cuda:1",
         "tried_bytes": tried,
@@ -31,17 +32,16 @@ def failure(phase="step", *, tried=100 * MIB, idle=1 * MIB, time_s=1.0, rank=1):
         "total_bytes": 1000 * MIB,
         "idle_bytes": idle,
     }
-    data = as_written("outcome", f"rank-{rank}", status="failed", phase=phase, memory=memory)
-    return make_event("outcome", time_s, f"rank-{rank}", 0, {**data, "step": 3, "findings": []})
+    data = as_written("outcome", "rank-1", status="failed", phase=phase, memory=memory)
+    return make_event("outcome", 1.0, "rank-1", 0, {**data, "step": 3, "findings": []}).body
 
 
 def test_out_of_memory_wins_over_peers_that_ended_earlier():
     lost = as_written("outcome", "rank-0", status="failed", memory=None)
-    peer = make_event("outcome", 0.5, "rank-0", 0, lost)
-    old = make_event("outcome", 0.1, "rank-0", 0, {"status": "failed"})  # of an earlier version
-    first, second = failure(time_s=1.0), failure(time_s=2.0, rank=2)
-    assert find_memory_failure([old, peer, second, first]) is first
-    assert find_memory_failure([old, peer]) is None
+    peer = RankEnd(0, 0.5, make_event("outcome", 0.5, "rank-0", 0, lost).body)
+    first, second = RankEnd(1, 1.0, failure()), RankEnd(2, 2.0, failure())
+    assert find_memory_failure([peer, second, first]) is first.outcome
+    assert find_memory_failure([peer]) is None
 
 
 @pytest.mark.parametrize("phase", ["settle", "step", "save"])
@@ -53,7 +53,7 @@ def test_a_step_gets_a_smaller_micro_batch(plan, phase):
     assert "global batch stays" in revision.reason
     assert "dropout" in revision.reason
     assert "BatchNorm" not in revision.reason
-    assert revision.to_json()["revision"] == plan.revision + 1
+    assert revision.event().revision == plan.revision + 1
 
 
 def test_batchnorm_is_named_where_there_is_one(plan):

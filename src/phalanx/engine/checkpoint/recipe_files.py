@@ -34,6 +34,7 @@ from phalanx.run.checkpoints import (
     folder_bytes,
 )
 from phalanx.run.directory import RunDirectory, new_folder
+from phalanx.run.event_kinds import Exported, FindingMade
 from phalanx.run.events import EventWriter
 
 
@@ -109,14 +110,15 @@ def export_final(run: RunDirectory, job: Job, events: EventWriter) -> None:
         ]
         if not found:
             events.write(
-                "exported",
-                path=run.final_model.name,
-                step=saved.step,
-                bytes=folder_bytes(run.final_model),
-                seconds=round(time.perf_counter() - started, 6),
+                Exported(
+                    path=run.final_model.name,
+                    step=saved.step,
+                    bytes=folder_bytes(run.final_model),
+                    seconds=round(time.perf_counter() - started, 6),
+                )
             )
     for finding in findings:
-        events.write("finding", finding=finding.to_json())
+        events.write(FindingMade(finding=finding))
 
 
 def _write_folder(

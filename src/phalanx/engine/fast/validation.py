@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ from phalanx.engine.training.step import TrainStep
 from phalanx.errors import Finding
 from phalanx.planner.revise import cost_without
 from phalanx.planner.schema.plan import Plan
+from phalanx.run import event_kinds
+from phalanx.run.event_kinds import Body, FindingMade
 
 if TYPE_CHECKING:
     from phalanx.engine.fast.compile import Compiler
@@ -65,14 +67,14 @@ def priced(finding: Finding, plan: Plan, rung: str) -> Finding:
     return finding if cost is None else replace(finding, why=f"{finding.why}; {cost}")
 
 
-def say_dropped(dropped: Iterable[Dropped]) -> list[tuple[str, dict[str, Any]]]:
+def say_dropped(dropped: Iterable[Dropped]) -> list[Body]:
     """The events of it; the supervisor writes the plan without the rung then."""
     return [
         entry
         for rung, finding in dropped
         for entry in (
-            ("finding", {"finding": finding.to_json()}),
-            ("dropped", {"rung": rung, "reason": f"{finding.slug}: {finding.why}"}),
+            FindingMade(finding=finding),
+            event_kinds.Dropped(rung=rung, reason=f"{finding.slug}: {finding.why}"),
         )
     ]
 

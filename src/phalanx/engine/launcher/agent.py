@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -30,11 +30,22 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from phalanx.engine.launcher.fork import ForkedRank
-from phalanx.engine.launcher.rendezvous import FreshRendezvous, RankRequest
+from phalanx.engine.launcher.rendezvous import FreshRendezvous
 from phalanx.engine.process.stacks import collect_stacks
 from phalanx.run.channel import Channel
 from phalanx.run.directory import RunDirectory
 from phalanx.run.heartbeat import Board, Phase
+from phalanx.run.launching import (
+    AskStacks,
+    Beats,
+    PeersOver,
+    RankDeath,
+    RanksStarted,
+    SendSignal,
+    Stacks,
+    StartRanks,
+    StoreOpened,
+)
 
 _POLL_S = 0.05
 _BEATS_S = 0.5
@@ -45,38 +56,38 @@ _SHUTDOWN_S = 5.0  # SIGTERM to SIGKILL when a rank has died and its peers must 
 class RankAgent(SimpleElasticAgent):
     """Starts the ranks of one attempt, passes signals on to them, and says how they ended."""
 
-    def __init__(self, request: RankRequest, channel: Channel) -> None:
+    def __init__(self, start: StartRanks, channel: Channel) -> None:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        share = start.share
         spec = WorkerSpec(
             role="phalanx",
-            local_world_size=request.ranks,
+            local_world_size=share.ranks,
             entrypoint=sys.executable,
-            rdzv_handler=FreshRendezvous(request),
+            rdzv_handler=FreshRendezvous(share),
             max_restarts=0,
             monitor_interval=0.001,  # it waits for the channel instead
         )
         super().__init__(spec, exit_barrier_timeout=10)
-        self._request = request
+        self._share = share
+        self._environment = start.environment
         self._channel = channel
         self._children: dict[int, ForkedRank | subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
         self._ended: set[int] = set()
         self._is_left_alone = False
-        self._are_peers_over = request.nodes == 1
-        first = request.node * request.ranks
-        self._board = Board(range(first, first + request.ranks))
+        self._are_peers_over = share.nodes == 1
+        self._board = Board(range(share.first, share.first + share.ranks))
         self._told_beats = time.monotonic()
 
-    def watch(self) -> list[tuple[int, int, bool]]:
-        """Run the ranks to their end: rank and exit code of each that failed, and whether it was
-        ended because another had."""
+    def watch(self) -> list[RankDeath]:
+        """Run the ranks to their end; return those that failed."""
         try:
             with self._noticing_sigterm():
                 result = self.run()
         finally:
             self._board.close()
         return [
-            (rank, failure.exitcode, rank in self._ended)
+            RankDeath(rank, failure.exitcode, rank in self._ended)
             for rank, failure in result.failures.items()
         ]
 
@@ -100,33 +111,34 @@ class RankAgent(SimpleElasticAgent):
 
     def _exit_barrier(self) -> None:
         """The store stays until the ranks of all nodes are gone; the command says when."""
-        while self._request.node == 0 and not (self._are_peers_over or self._is_left_alone):
+        while self._share.node == 0 and not (self._are_peers_over or self._is_left_alone):
             self._listen(_POLL_S)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._request.nodes > 1 and self._request.node == 0:
-            self._channel.send({"store": worker_group.master_port})
+        if self._share.nodes > 1 and self._share.node == 0:
+            # Annotated as None in torch; set by the rendezvous.
+            self._channel.send(StoreOpened(cast(int, worker_group.master_port)))
         for index, worker in enumerate(worker_group.workers):
             # A user's own setting wins over torch's for NCCL, and the agent's over all others.
             environment = {
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-                **self._request.environment,
+                **self._environment,
                 **_variables(worker, worker_group),
             }
             self._children[worker.global_rank] = self._start(environment, index)
         if self._is_left_alone:  # while they were started
             self._signal(signal.SIGTERM)
-        self._channel.send({"started": [child.pid for child in self._children.values()]})
+        self._channel.send(RanksStarted([child.pid for child in self._children.values()]))
         return {worker.local_rank: worker.global_rank for worker in worker_group.workers}
 
     def _start(
         self, environment: dict[str, str], index: int
     ) -> ForkedRank | subprocess.Popen[bytes]:
-        request, board = self._request, self._board
+        share, board = self._share, self._board
         if can_fork():
-            return ForkedRank(request.run, request.attempt, environment, board.cells(index))
+            return ForkedRank(share.run, share.attempt, environment, board.cells(index))
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", "phalanx.engine", str(request.run)],
+            [sys.executable, "-u", "-m", "phalanx.engine", str(share.run)],
             env={**environment, **board.environment(index)},
             pass_fds=[board.descriptor],
             start_new_session=True,
@@ -176,12 +188,12 @@ class RankAgent(SimpleElasticAgent):
         self._told_beats = time.monotonic()
         with suppress(EOFError):  # it is gone, which is noticed where it is listened to
             if self._channel.can_send:
-                self._channel.send({"beats": [beat.to_json() for beat in running]})
+                self._channel.send(Beats(running))
 
     def _tell_stacks(self) -> None:
         pids = {rank: c.pid for rank, c in self._children.items() if rank not in self._codes}
         with suppress(EOFError):
-            self._channel.send({"stacks": collect_stacks(RunDirectory(self._request.run), pids)})
+            self._channel.send(Stacks(collect_stacks(RunDirectory(self._share.run), pids)))
 
     def _running(self) -> list[ForkedRank | subprocess.Popen[bytes]]:
         return [child for rank, child in self._children.items() if rank not in self._codes]
@@ -197,21 +209,21 @@ class RankAgent(SimpleElasticAgent):
         try:
             if self._is_left_alone:
                 raise EOFError
-            record = self._channel.receive(timeout_s)
+            message = self._channel.receive(timeout_s)
         except EOFError:
             if self._is_left_alone:
                 time.sleep(timeout_s)
             else:
                 self._leave_alone()
             return
-        if record is None:
-            return
-        if "peers" in record or record.get("signal") == signal.SIGKILL:
-            self._are_peers_over = True
-        if "stacks" in record:
-            self._tell_stacks()
-        if "signal" in record:
-            self._signal(signal.Signals(record["signal"]))
+        match message:
+            case PeersOver():
+                self._are_peers_over = True
+            case AskStacks():
+                self._tell_stacks()
+            case SendSignal(number):
+                self._are_peers_over = self._are_peers_over or number == signal.SIGKILL
+                self._signal(number)
 
     def _leave_alone(self) -> None:
         self._is_left_alone = True

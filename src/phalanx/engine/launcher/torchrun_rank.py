@@ -1,7 +1,7 @@
 """A rank of a job that torchrun has started: meets the others at torchrun's store, where the first
 one says which run it is, and becomes a rank as any other.
 
-`python -m phalanx.engine joined [RECORD]`; RECORD is rank 0's: run, attempt, environment.
+`python -m phalanx.engine joined [RECORD]`; RECORD is rank 0's: a `JoinedRun`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
+from phalanx.codec import from_json, to_json
 from phalanx.engine.launcher.fork import set_openblas_threads
 from phalanx.engine.launcher.rank_process import run_rank
+from phalanx.run.launching import JoinedRun
 from phalanx.run.parent_death import end_with_parent
 
 _PATIENCE = timedelta(hours=24)  # for rank 0 to look at machine and recipe; torchrun ends the wait
@@ -28,25 +30,25 @@ def run_joined(words: list[str]) -> int:
     meeting = _connect()
     key = f"phalanx/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     if words:
-        record = json.loads(words[0])
-        kept, record["port"] = _open_store()
+        kept, port = _open_store()
         assert kept is not None, "it serves for as long as it is held"
-        meeting.set(key, json.dumps(record))
+        joined = replace(from_json(JoinedRun, json.loads(words[0])), port=port)
+        meeting.set(key, json.dumps(to_json(joined)))
     else:
-        record = json.loads(meeting.get(key))
+        joined = from_json(JoinedRun, json.loads(meeting.get(key)))
     environment = {
         **os.environ,
-        **record["environment"],
+        **joined.environment,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(record["port"]),
+        "MASTER_PORT": str(joined.port),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    if record["is_read_early"] and not words:  # torch has read its variables: begin anew
-        command = [sys.executable, "-u", "-m", "phalanx.engine", record["run"]]
+    if joined.is_read_early and not words:  # torch has read its variables: begin anew
+        command = [sys.executable, "-u", "-m", "phalanx.engine", str(joined.run)]
         os.execve(sys.executable, command, environment)  # noqa: S606 - a list, no shell
     os.environ.update(environment)
     set_openblas_threads(environment)
-    return run_rank(Path(record["run"]), record["attempt"])
+    return run_rank(joined.run, joined.attempt)
 
 
 def _connect() -> TCPStore:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import Any
 
-from phalanx.codec import to_json
 from phalanx.engine.process.out_of_memory import find_shortage, place_of, shortage_finding
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Outcome
 
 # gloo and NCCL, of a peer that is gone.
 _LOST = re.compile(
@@ -20,9 +19,7 @@ _LOST = re.compile(
 )
 
 
-def describe_failure(
-    error: Exception, *, rank: int, device: str, run: RunDirectory
-) -> dict[str, Any]:
+def describe_failure(error: Exception, *, rank: int, device: str, run: RunDirectory) -> Outcome:
     """The outcome event of a rank that failed; the traceback goes into its log, whole."""
     phase, step = place_of(error)
     exit_code = ExitCode.FAILED
@@ -40,16 +37,16 @@ def describe_failure(
             where = f"the {phase}" if step is None else f"the {phase} after {step} steps"
             log = str(run.log_file(rank))
             findings = [shortage_finding(shortage, rank=rank, where=where, log=log)]
-    return {
-        "status": "failed",
-        "step": step,
-        "phase": phase,
-        "from_outside": _from_outside(error),
-        "memory": to_json(shortage) if shortage is not None else None,
-        "reason": findings[0].what,
-        "findings": [finding.to_json() for finding in findings],
-        "exit_code": int(exit_code),
-    }
+    return Outcome(
+        status="failed",
+        step=step,
+        phase=phase,
+        from_outside=_from_outside(error),
+        memory=shortage,
+        reason=findings[0].what,
+        findings=findings,
+        exit_code=int(exit_code),
+    )
 
 
 def _from_outside(error: BaseException) -> str | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from phalanx.engine.process.heartbeat import HEART
 from phalanx.errors import Finding, format_bytes
+from phalanx.run.event_kinds import MemoryShortage
 from phalanx.run.heartbeat import Phase
 
 _PHASES = {
@@ -36,19 +36,7 @@ _MESSAGES = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """What an out-of-memory message says; None where it does not."""
-
-    device: str
-    tried_bytes: int | None
-    free_bytes: int | None
-    total_bytes: int | None
-    idle_bytes: int | None
-    """Held by torch's allocator and not in use: large when memory is fragmented."""
-
-
-def find_shortage(error: BaseException, device: str) -> Shortage | None:
+def find_shortage(error: BaseException, device: str) -> MemoryShortage | None:
     """What ran short when the exception, or what it was raised from, means out of memory."""
     cause: BaseException | None = error
     while cause is not None:
@@ -57,7 +45,7 @@ def find_shortage(error: BaseException, device: str) -> Shortage | None:
             isinstance(cause, RuntimeError) and _MESSAGES.search(text)
         ):
             is_host = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in text
-            return Shortage(
+            return MemoryShortage(
                 device="cpu" if is_host else device,
                 tried_bytes=_read_bytes(rf"[Tt]ried to allocate {_SIZE}", text),
                 free_bytes=_read_bytes(rf"of which {_SIZE} is free", text),
@@ -73,7 +61,7 @@ def _read_bytes(pattern: str, text: str) -> int | None:
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
-def shortage_finding(shortage: Shortage, *, rank: int, where: str, log: str) -> Finding:
+def shortage_finding(shortage: MemoryShortage, *, rank: int, where: str, log: str) -> Finding:
     """Out of memory as a person should read it."""
     figures = (
         ("tried to allocate {}", shortage.tried_bytes),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.run.directory import RunDirectory
+from phalanx.run.launching import Witness
 
 _PATIENCE_S = 3.0
 _QUIET_S = 0.2  # a log that has not grown for so long is written
@@ -79,9 +80,8 @@ def _write_collectives(path: Path) -> None:
     part.replace(path)
 
 
-def collect_stacks(run: RunDirectory, pids: Mapping[int, int]) -> list[dict[str, Any]]:
-    """What each rank of this machine answers: its state (proc(5): T is stopped), the text of its
-    stacks, its last collectives."""
+def collect_stacks(run: RunDirectory, pids: Mapping[int, int]) -> list[Witness]:
+    """Return what each rank of this machine answers."""
     states = {rank: _state(pid) for rank, pid in pids.items()}
     sizes = {rank: _size(run.log_file(rank)) for rank in pids}
     for rank, pid in pids.items():
@@ -92,12 +92,12 @@ def collect_stacks(run: RunDirectory, pids: Mapping[int, int]) -> list[dict[str,
                 os.kill(pid, number)
     _wait_until_written(run, {rank: size for rank, size in sizes.items() if states[rank] != "T"})
     return [
-        {
-            "rank": rank,
-            "state": states[rank],
-            "stacks": _read_from(run.log_file(rank), sizes[rank]),
-            "collectives": _read_json(run.collectives_file(rank)),
-        }
+        Witness(
+            rank,
+            states[rank],
+            stacks=_read_from(run.log_file(rank), sizes[rank]),
+            collectives=_read_json(run.collectives_file(rank)),
+        )
         for rank in pids
     ]
 

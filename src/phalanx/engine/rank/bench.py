@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from phalanx.codec import to_json
 from phalanx.engine.data.fetch_time import fetch_seconds
@@ -24,6 +23,7 @@ from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.planner.time.bench_points import Measured, plan_at
 from phalanx.recipe.loading import load_recipe
+from phalanx.run.event_kinds import Body, DeviceMeasured, Measuring, Outcome, SizeMeasured
 from phalanx.run.events import EventWriter
 
 
@@ -119,29 +119,29 @@ def run_bench(
     events: EventWriter,
     stop: StopRequest,
     asked: Sequence[int],
-) -> dict[str, Any]:
+) -> Outcome:
     """All that a rank of `bench` does, at the micro-batches `asked`; the first one writes what was
     measured as it comes."""
 
-    def write(kind: str, **data: Any) -> None:
+    def write(event: Body) -> None:
         if process.is_first:
-            events.write(kind, **data)
+            events.write(event)
 
     def say(what: str) -> None:
-        write("measuring", what=what)
+        write(Measuring(what=what))
 
-    write("device", calibration=to_json(measure_device(process, say)))
+    write(DeviceMeasured(calibration=to_json(measure_device(process, say))))
     is_stopped = False
     for measured in measure_job(job, plan, process, asked, say=say) if asked else ():
-        write("measured", **to_json(measured))
+        write(SizeMeasured(**to_json(measured)))
         # A signal reaches the ranks one after the other: they stop where the first one says.
         is_stopped = bool(process.agree(int(stop.is_set)))
         if is_stopped:
             break
-    return {
-        "status": "stopped" if is_stopped else "finished",
-        "step": None,
-        "reason": "stopped before all was measured" if is_stopped else "measured",
-        "findings": [],
-        "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
-    }
+    return Outcome(
+        status="stopped" if is_stopped else "finished",
+        step=None,
+        reason="stopped before all was measured" if is_stopped else "measured",
+        findings=[],
+        exit_code=int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,7 +23,14 @@ from phalanx.planner.schema.micro_batches import Slot
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.interface import Data, Recipe
 from phalanx.run.directory import RunDirectory
-from phalanx.run.event_kinds import Evaluated
+from phalanx.run.event_kinds import (
+    Evaluated,
+    FindingMade,
+    MediaWritten,
+    ModelSample,
+    Outcome,
+    Samples,
+)
 from phalanx.run.events import EventWriter
 from phalanx.run.media import write_media
 
@@ -39,7 +45,7 @@ def run_evaluation(
     recipe: Recipe,
     events: EventWriter,
     path: Path,
-) -> dict[str, Any]:
+) -> Outcome:
     """Evaluate the model in a file; the first rank writes what was found."""
     recipe.splits = ("test",)
     is_onnx = path.suffix == ONNX
@@ -77,20 +83,16 @@ def run_evaluation(
             )
         )
         if done.made:
-            events.write("samples", samples=[sample._asdict() for sample in done.made])
+            events.write(Samples(samples=[ModelSample(*sample) for sample in done.made]))
         charts, findings = evaluator.charts(done)
         for name, suffix, content, caption in (*done.media, *charts):
             file = write_media(run, step=0, name=name, suffix=suffix, content=content)
-            events.write("media", name=name, file=file, caption=caption)
+            events.write(MediaWritten(name=name, file=file, caption=caption))
         for finding in findings:
-            events.write("finding", finding=finding.to_json())
-    return {
-        "status": "finished",
-        "step": None,
-        "reason": "evaluated",
-        "findings": [],
-        "exit_code": int(ExitCode.OK),
-    }
+            events.write(FindingMade(finding=finding))
+    return Outcome(
+        status="finished", step=None, reason="evaluated", findings=[], exit_code=int(ExitCode.OK)
+    )
 
 
 def _as_trained(
@@ -102,7 +104,7 @@ def _as_trained(
         job, plan, process, recipe=recipe, data=recipe.data("test"), is_evaluation=True
     )
     for finding in parts.findings if process.is_first else ():
-        events.write("finding", finding=finding.to_json())
+        events.write(FindingMade(finding=finding))
     return parts.strategy, parts.test_data()
 
 

@@ -27,12 +27,25 @@ from phalanx.engine.process.telemetry import SpeedMeter, memory_bytes, memory_tr
 from phalanx.engine.strategies.base import Strategy
 from phalanx.engine.training.evaluation import Evaluation, Evaluator
 from phalanx.engine.training.loss_weights import divide, weight_of
-from phalanx.engine.training.skipped_step_findings import describe_skip, too_many_skips
+from phalanx.engine.training.skipped_step_findings import (
+    describe_skip,
+    skip_finding,
+    too_many_skips,
+)
 from phalanx.engine.training.step import StepResult, TrainStep
 from phalanx.errors import ExitCode, Finding, UserError
 from phalanx.job.schema import Job
 from phalanx.planner.schema.plan import Plan
 from phalanx.recipe.showing import Media
+from phalanx.run.event_kinds import (
+    Body,
+    Evaluate,
+    FindingMade,
+    MediaWritten,
+    ModelSample,
+    Samples,
+    Step,
+)
 from phalanx.run.heartbeat import Part
 
 
@@ -73,7 +86,7 @@ class Loop:
     loss_scale: Callable[[], float | None]
     is_worth_saving: Callable[[], bool] = lambda: True
     """Whether what is due by the number of steps is saved now; every rank asks."""
-    watch: Callable[[], Iterable[tuple[str, dict[str, Any]]]] = tuple
+    watch: Callable[[], Iterable[Body]] = tuple
     """Looks, where a step is logged, whether the fast path still holds; every rank asks."""
     keep_media: Callable[[int, Media], str | None] | None = None
     """Writes a picture of a step and returns where, or None if that failed. None on a rank that
@@ -86,8 +99,8 @@ class Loop:
     _warned: bool = False
     _has_said_charts: bool = False
 
-    def run(self, feed: Iterable[StepInput]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Train, and yield what happens as (event kind, data)."""
+    def run(self, feed: Iterable[StepInput]) -> Iterator[Body]:
+        """Train, and yield what happens."""
         batch, total = self.plan.micro_batches, self.plan.batch.total_steps.value
         self._saved_step = self._read_step = self.counters.step
         if self.job.evaluate.at_start and self.counters.step == 0 and self.evaluator is not None:
@@ -129,7 +142,7 @@ class Loop:
                     return
                 garbage.after_step()
 
-    def _pause(self, is_evaluated: bool, is_saved: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _pause(self, is_evaluated: bool, is_saved: bool) -> Iterator[Body]:
         """What is due between two steps."""
         is_best = is_among_best = False
         if self.evaluator is not None and is_evaluated:
@@ -145,9 +158,7 @@ class Loop:
         patience = self.job.evaluate.early_stopping
         return patience is not None and self.counters.evaluations_without_best >= patience
 
-    def _log(
-        self, result: StepResult, consumed: int, meter: SpeedMeter
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _log(self, result: StepResult, consumed: int, meter: SpeedMeter) -> Iterator[Body]:
         HEART.at(Part.READ)
         terms = self._read_losses(result)
         HEART.at(Part.AGREE)
@@ -155,29 +166,26 @@ class Loop:
         norm = result.grad_norm
         device = self.strategy.process.device
         retries, faults = memory_trouble(device)
-        yield (
-            "step",
-            {
-                "step": self.counters.step,
-                "epoch": round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
-                "samples": consumed,
-                "loss": loss,
-                "terms": terms,
-                "lr": result.lr,
-                "grad_norm": float(norm) if norm is not None else None,
-                "samples_per_s": round(meter.read(consumed), 3),
-                "data_wait": round(meter.data_wait or 0.0, 4),
-                "memory_bytes": memory_bytes(device),
-                "alloc_retries": retries,
-                "major_faults": faults,
-                "loss_scale": self.loss_scale(),
-            },
+        yield Step(
+            step=self.counters.step,
+            epoch=round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
+            samples=consumed,
+            loss=loss,
+            terms=terms,
+            lr=result.lr,
+            grad_norm=float(norm) if norm is not None else None,
+            samples_per_s=round(meter.read(consumed), 3),
+            data_wait=round(meter.data_wait or 0.0, 4),
+            memory_bytes=memory_bytes(device),
+            alloc_retries=retries,
+            major_faults=faults,
+            loss_scale=self.loss_scale(),
         )
         yield from self.watch()
         yield from self._say_skipped(loss)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
-            yield "finding", {"finding": _not_finite(loss, self.counters.step).to_json()}
+            yield FindingMade(finding=_not_finite(loss, self.counters.step))
 
     def _read_losses(self, result: StepResult) -> dict[str, float]:
         """Each term over the global batch: this synchronises the device."""
@@ -197,7 +205,7 @@ class Loop:
             for name, value in zip(names, values, strict=True)
         }
 
-    def _say_skipped(self, loss: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _say_skipped(self, loss: float) -> Iterator[Body]:
         """Steps since the last log that changed nothing; ends the run after too many in a row. The
         device was waited for already."""
         flags = self.strategy.skips.read(self.counters.step - self._read_step)
@@ -208,15 +216,18 @@ class Loop:
             most = max(most, self._in_a_row)
             if is_skipped:
                 self.counters.skipped += 1
-                skipped = describe_skip(self.job, self.plan, step, loss)
-                yield (
-                    "skipped",
-                    {**skipped.facts, "in_a_row": self._in_a_row, "total": self.counters.skipped},
+                skipped = describe_skip(
+                    self.job,
+                    self.plan,
+                    step,
+                    in_a_row=self._in_a_row,
+                    total=self.counters.skipped,
                 )
+                yield skipped
                 # fp16 looks for the largest loss scale that does not overflow: nothing is wrong.
                 if not self._warned and self.loss_scale() is None:
                     self._warned = True
-                    yield "finding", {"finding": skipped.finding().to_json()}
+                    yield FindingMade(finding=skip_finding(skipped, loss))
         if limit is not None and most >= limit:
             self._save(is_best=False)
             raise UserError(
@@ -243,26 +254,21 @@ class Loop:
         counters.evaluations_without_best = 0
         return True, True
 
-    def _say_evaluation(
-        self, evaluation: Evaluation, *, is_best: bool
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield (
-            "evaluate",
-            {
-                "step": self.counters.step,
-                "epoch": round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
-                "metrics": evaluation.metrics,
-                "samples": evaluation.samples,
-                "is_best": is_best,
-                "seconds": round(evaluation.seconds, 6),
-            },
+    def _say_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> Iterator[Body]:
+        yield Evaluate(
+            step=self.counters.step,
+            epoch=round(self.plan.micro_batches.epoch_of(self.counters.step), 6),
+            metrics=evaluation.metrics,
+            samples=evaluation.samples,
+            is_best=is_best,
+            seconds=round(evaluation.seconds, 6),
         )
         if evaluation.made:
-            made = [sample._asdict() for sample in evaluation.made]
-            yield "samples", {"step": self.counters.step, "samples": made}
+            made = [ModelSample(*sample) for sample in evaluation.made]
+            yield Samples(step=self.counters.step, samples=made)
         yield from self._say_media(evaluation.media)
 
-    def _say_charts(self, evaluation: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _say_charts(self, evaluation: Evaluation) -> Iterator[Body]:
         """The ranks that draw nothing wait for the first one in the next step."""
         if self.keep_media is None:
             return
@@ -271,16 +277,15 @@ class Loop:
         yield from self._say_media(media)
         for finding in findings if not self._has_said_charts else ():
             self._has_said_charts = True
-            yield "finding", {"finding": finding.to_json()}
+            yield FindingMade(finding=finding)
 
-    def _say_media(self, media: Iterable[Media]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _say_media(self, media: Iterable[Media]) -> Iterator[Body]:
         step, keep = self.counters.step, self.keep_media
         if keep is None:
             return
         for one in media:
             if (file := keep(step, one)) is not None:
-                about = {"name": one.name, "file": file, "caption": one.caption}
-                yield "media", {"step": step, **about}
+                yield MediaWritten(step=step, name=one.name, file=file, caption=one.caption)
 
     def _save(self, *, is_best: bool, is_among_best: bool = False) -> None:
         if self._saved_step == self.counters.step and not (is_best or is_among_best):

@@ -58,6 +58,7 @@ from phalanx.run.checkpoints import (
     tidy,
 )
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Checkpoint, FindingMade
 from phalanx.run.events import EventWriter
 
 T = TypeVar("T")
@@ -266,14 +267,15 @@ class Saving:
             self._said.add(problem)
             self._say([problem])
         self._events.write(
-            "checkpoint",
-            step=content.step,
-            path=path.relative_to(self._run.path).as_posix(),
-            bytes=folder_bytes(path),
-            seconds=round(stall_s, 6),
-            waited_s=round(waited_s, 6),
-            write_s=round(now - begun, 6),
-            is_best=is_best,
+            Checkpoint(
+                step=content.step,
+                path=path.relative_to(self._run.path).as_posix(),
+                bytes=folder_bytes(path),
+                seconds=round(stall_s, 6),
+                waited_s=round(waited_s, 6),
+                write_s=round(now - begun, 6),
+                is_best=is_best,
+            )
         )
 
     def _say_failure(self, error: Exception, step: int) -> None:
@@ -330,7 +332,7 @@ class Saving:
     def _say(self, findings: list[Finding]) -> None:
         if self._process.is_first:
             for finding in findings:
-                self._events.write("finding", finding=finding.to_json())
+                self._events.write(FindingMade(finding=finding))
 
 
 def _patiently(work: Callable[[], T]) -> T:

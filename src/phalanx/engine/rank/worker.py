@@ -36,6 +36,7 @@ from phalanx.recipe.showing import Media
 from phalanx.run.attempt import RunTakenError
 from phalanx.run.checkpoints import SavedCheckpoint
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import Compared, FindingMade, Outcome, Preparing, RankStarted
 from phalanx.run.events import EventWriter
 from phalanx.run.heartbeat import Phase
 from phalanx.run.media import media_not_written, write_media
@@ -50,7 +51,7 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     stop = StopRequest()
     listening: AbstractContextManager[Any] = stop.listening() if handle_signals else nullcontext()
     device = "cpu"
-    failure: dict[str, Any] | None = None
+    failure: Outcome | None = None
     HEART.begin(Phase.START, 0)
     try:
         plan = Plan.from_json(json.loads(run.plan_file.read_text(encoding="utf-8")))
@@ -68,11 +69,11 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
                 except Exception as error:
                     # Recorded before this rank leaves its peers: they fail then, and all are ended.
                     failure = describe_failure(error, rank=rank, device=device, run=run)
-                    events.write("outcome", **failure)
+                    events.write(failure)
                     raise
             # After the ranks have parted: nobody waits for it.
             HEART.begin(Phase.EXPORT)
-            if rank == 0 and outcome["status"] == "finished" and purpose == TRAIN:
+            if rank == 0 and outcome.status == "finished" and purpose == TRAIN:
                 events.check()
                 export_final(run, job, events)
             HEART.begin(Phase.OVER)
@@ -81,12 +82,12 @@ def run_worker(run_path: Path, *, attempt: int = 0, handle_signals: bool = True)
     except Exception as error:
         if failure is None:
             failure = describe_failure(error, rank=rank, device=device, run=run)
-            events.write("outcome", **failure)
+            events.write(failure)
         outcome = failure
     else:
-        events.write("outcome", **outcome)
+        events.write(outcome)
     events.close()
-    return outcome["status"] in ("finished", "stopped")
+    return outcome.status in ("finished", "stopped")
 
 
 def _work(
@@ -98,7 +99,7 @@ def _work(
     recipe: Recipe,
     events: EventWriter,
     stop: StopRequest,
-) -> dict[str, Any]:
+) -> Outcome:
     if isinstance(purpose, Evaluate):
         from phalanx.engine.rank.evaluate import run_evaluation
 
@@ -142,7 +143,7 @@ class Worker:
         self.stop = stop
         self.recipe = recipe
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> Outcome:
         """Train to the end, or to a stop; returns the outcome."""
         plan, job, process = self.plan, self.job, self.process
         data = self.recipe.data("train")
@@ -155,11 +156,11 @@ class Worker:
             )
         if process.is_first:
             for finding in parts.findings:
-                self.events.write("finding", finding=finding.to_json())
-            for kind, facts in say_dropped(parts.dropped):
-                self.events.write(kind, **facts)
+                self.events.write(FindingMade(finding=finding))
+            for event in say_dropped(parts.dropped):
+                self.events.write(event)
             if parts.fast_path.is_compared and not parts.dropped:
-                self.events.write("compared", rungs=parts.fast_path.rungs())
+                self.events.write(Compared(rungs=parts.fast_path.rungs()))
         # After settling: the discarded passes must not see (or touch) what is loaded here.
         saving = Saving(
             self.run,
@@ -221,9 +222,9 @@ class Worker:
             notice_compiling()
         try:
             with during("step", lambda: counters.step):
-                for kind, facts in loop.run(feed):
+                for event in loop.run(feed):
                     if process.is_first:
-                        self.events.write(kind, **facts)
+                        self.events.write(event)
         finally:
             with during("save"):
                 saving.close()  # a failure loses nothing that was copied
@@ -251,41 +252,41 @@ class Worker:
         try:
             return write_media(self.run, step=step, name=name, suffix=suffix, content=content)
         except OSError as error:
-            self.events.write("finding", finding=media_not_written(self.run, name, error).to_json())
+            self.events.write(FindingMade(finding=media_not_written(self.run, name, error)))
             return None
 
     def _say_preparing(self, what: str) -> None:
         if self.process.is_first:
-            self.events.write("preparing", what=what)
+            self.events.write(Preparing(what=what))
 
     def _say_start(self, counters: Counters, saved: SavedCheckpoint | None) -> None:
         self.events.write(
-            "start",
-            rank=self.process.rank,
-            world=self.process.world,
-            pid=os.getpid(),
-            device=self.process.describe(),
-            backend=self.process.backend,
-            step=counters.step,
-            resumed_from=str(saved.path) if saved else None,
+            RankStarted(
+                rank=self.process.rank,
+                world=self.process.world,
+                pid=os.getpid(),
+                device=self.process.describe(),
+                backend=self.process.backend,
+                step=counters.step,
+                resumed_from=str(saved.path) if saved else None,
+            )
         )
 
-    def _outcome(self, loop: Loop, lost: list[Finding]) -> dict[str, Any]:
+    def _outcome(self, loop: Loop, lost: list[Finding]) -> Outcome:
         is_stopped = loop.ended_because == "stopped"
         if lost and self.process.is_first:
-            return {
-                "status": "failed",
-                "step": loop.counters.step,
-                "phase": "save",
-                "memory": None,
-                "reason": lost[0].what,
-                "findings": [finding.to_json() for finding in lost],
-                "exit_code": int(ExitCode.FAILED),
-            }
-        return {
-            "status": "stopped" if is_stopped else "finished",
-            "step": loop.counters.step,
-            "reason": loop.ended_because,
-            "findings": [],
-            "exit_code": int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
-        }
+            return Outcome(
+                status="failed",
+                step=loop.counters.step,
+                phase="save",
+                reason=lost[0].what,
+                findings=lost,
+                exit_code=int(ExitCode.FAILED),
+            )
+        return Outcome(
+            status="stopped" if is_stopped else "finished",
+            step=loop.counters.step,
+            reason=loop.ended_because,
+            findings=[],
+            exit_code=int(ExitCode.STOPPED if is_stopped else ExitCode.OK),
+        )

@@ -10,9 +10,8 @@ from typing import Any
 from phalanx.job.importing.rules import NOT_SCALED
 from phalanx.job.importing.settings import Setting, is_number, read_settings
 from phalanx.job.importing.translation import Refusal, Translation
-from phalanx.job.load import LoadedJob, load_job
+from phalanx.job.load import load_job
 from phalanx.job.source.origin import show
-from phalanx.job.source.value_types import Interval
 
 _FROM_ZERO = "a warm-up rises in a line from 0"
 
@@ -35,7 +34,7 @@ def absorb(made: Translation, leave: Collection[str]) -> None:
     for key, origin in loaded.origins.items():
         if origin.kind != "deepspeed" or key in ("deepspeed.config", "strategy"):
             continue
-        value = _plain(loaded, key)
+        value = loaded.plain(key)
         if key not in made.job:
             made.job[key] = value
         said = stated.get(origin.key, Setting(origin.key, value, str(origin)))
@@ -63,11 +62,6 @@ def _gaps(made: Translation, stated: dict[str, Setting]) -> None:
     elif made.job.get("steps") != steps:
         why = "the schedule ends with the run, whose length is stated differently"
         made.refusals.append(Refusal(total, why, f"steps: {steps}"))
-
-
-def _plain(loaded: LoadedJob, key: str) -> Any:
-    value = loaded.value(key)
-    return str(value) if isinstance(value, Interval) else value
 
 
 def _without(

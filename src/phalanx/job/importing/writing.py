@@ -10,7 +10,6 @@ from phalanx.job.importing.translation import Line
 from phalanx.job.keys import fields
 from phalanx.job.load import LoadedJob
 from phalanx.job.source.origin import format_value, show
-from phalanx.job.source.value_types import Interval
 
 _EXCLUSIVE = (
     ("epochs", "steps"),
@@ -61,7 +60,7 @@ def complete(values: Mapping[str, Any], base: LoadedJob | None) -> dict[str, Any
             dropped |= set(names)
     sections = {key.partition(".")[0] for key in fields() if "." in key} | {"options"}
     own = {
-        key: _value(base, key)
+        key: base.plain(key)
         for key, origin in base.origins.items()
         if origin.kind == "file" and key not in sections and key not in dropped
     }
@@ -86,13 +85,3 @@ def unstated(
             why = "not stated; state it in the job before you train"
             lines.append(Line("", "unstated", rate if len(keys) == 1 else " or ".join(keys), why))
     return lines
-
-
-def _value(job: LoadedJob, key: str) -> Any:
-    if key.startswith("options."):
-        place: Any = job.job.options
-        for part in key.split(".")[1:]:
-            place = place[part]
-        return place
-    value = job.value(key)
-    return str(value) if isinstance(value, Interval) else value

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.job.schema import Job
+from phalanx.machine.network import Setting
 from phalanx.places.nodes.meeting import meet
 from phalanx.places.nodes.meeting_terms import Met, NodesAsked
 from phalanx.places.nodes.preflight import check_pairs
@@ -16,6 +18,7 @@ from phalanx.recipe.loading import recipe_fingerprint
 from phalanx.run.source import package_version
 from phalanx.scripts.request import PreparedScript, hide_secrets
 
+_ALONE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PACKAGES = ("phalanx", "torch")
 
 
@@ -55,6 +58,12 @@ def script_facts(prepared: PreparedScript) -> dict[str, Any]:
         "ranks per node": prepared.ranks,
         "device": "cpu" if prepared.is_cpu else "gpu",
     }
+
+
+def with_network(prepared: PreparedScript, settings: list[Setting]) -> PreparedScript:
+    """A script prepared for one node, for several: loopback leads nowhere."""
+    kept = {name: value for name, value in prepared.variables.items() if name not in _ALONE}
+    return replace(prepared, variables=kept | {s.name: s.value for s in settings})
 
 
 def _versions() -> dict[str, str | None]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from phalanx.errors import ExitCode, Finding, UserError, errors_of
 from phalanx.machine import Machine
@@ -15,15 +13,13 @@ from phalanx.machine.combined import combine_machines
 from phalanx.machine.network import rdma_devices
 from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.meeting_terms import Met
+from phalanx.places.nodes.messages import MachineFound, RunEnded, StartShare
 from phalanx.places.nodes.preflight import wait_for
 from phalanx.places.nodes.rank_group import NodesGroup
-from phalanx.places.nodes.script_ranks import NodesScriptRanks
 from phalanx.planner.schema.plan import Plan
-from phalanx.prepare.launcher import Launcher
-from phalanx.run.directory import RunDirectory
-from phalanx.scripts.environment import Place
-from phalanx.scripts.ranks import ScriptRanks
-from phalanx.supervise.rank_group import RankGroup
+from phalanx.run.event_kinds import NodesJoined
+from phalanx.run.launching import Share
+from phalanx.supervise.place import LocalRanks, Order
 
 _FAST_GBPS = 10.0
 _LOOK_S = 0.2
@@ -98,25 +94,20 @@ class Nodes:
         """Where ranks of all nodes meet."""
         return self.members[0].address
 
-    def script_ranks(
-        self, local: ScriptRanks, run: RunDirectory, place: Place, devices: list[str]
-    ) -> NodesScriptRanks:
-        """The ranks of a launched script on all nodes, those of this one being `local`."""
-        return NodesScriptRanks(local, self.links, run, place, devices)
+    def spread(self, local: LocalRanks, share: Share, order: Order) -> NodesGroup:
+        return NodesGroup(local, self.links, StartShare(share, order))
 
-    def facts(self) -> dict[str, Any]:
-        """The fields of the `nodes` event."""
-        return {
-            "members": [member.described for member in self.members],
-            "settings": [member.settings for member in self.members],
-        }
+    def facts(self) -> NodesJoined:
+        return NodesJoined(
+            members=[member.described for member in self.members],
+            settings=[member.settings for member in self.members],
+        )
 
     def gather(self, mine: Machine, *, on_cpu: bool) -> Machine:
         """The machine that all nodes are together; asked of each of them once."""
         for rank, link in self.links.items():
             if rank not in self._machines:
-                record = wait_for(link, "machine", None)
-                self._machines[rank] = Machine.from_json(record["machine"])
+                self._machines[rank] = wait_for(link, MachineFound, None).machine
         self._machines[0], self._is_cpu = mine, on_cpu
         return self._combine(on_cpu=on_cpu)
 
@@ -146,48 +137,10 @@ class Nodes:
         if ranks.value % self.count or plan.devices.nodes.value != self.count:
             raise UserError(say.uneven(ranks.value, self.count, ranks.reason))
 
-    def start_ranks(
-        self,
-        launcher: Launcher,
-        run: Path,
-        plan: Plan,
-        *,
-        attempt: int,
-        env: dict[str, str],
-        wait_s: float,
-    ) -> NodesGroup:
-        """The ranks of an attempt, on all nodes; to be started. `wait_s`: how long the others are
-        to look for this node should it be lost."""
-        local = RankGroup(
-            launcher,
-            run,
-            ranks=plan.devices.ranks.value // self.count,
-            attempt=attempt,
-            env=env,
-            node={"node": 0, "nodes": self.count, "address": self.members[0].address, "port": 0},
-        )
-        order = {
-            "run": str(run),
-            "plan": plan.digest(),
-            "ranks": plan.devices.ranks.value // self.count,
-            "attempt": attempt,
-            "address": self.members[0].address,
-            "nodes": self.count,
-            "wait_s": wait_s,
-        }
-        return NodesGroup(local, self.links, order, launcher)
-
     def tell_end(self, status: str, exit_code: int, reason: str, findings: list[Finding]) -> None:
         """Tell the others how it ended, once."""
         if self._is_told:
             return
         self._is_told = True
         for link in self.links.values():
-            link.send(
-                {
-                    "end": status,
-                    "exit_code": exit_code,
-                    "reason": reason,
-                    "findings": [finding.to_json() for finding in findings],
-                }
-            )
+            link.send(RunEnded(status, exit_code, reason, findings))

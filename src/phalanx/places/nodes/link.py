@@ -9,9 +9,9 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
 
-from phalanx.run.channel import Channel
+from phalanx.run.channel import Channel, Message
 
 _BEAT_S = 1.0
 _PARTING_S = 3.0
@@ -19,8 +19,13 @@ LOST_S = 10.0
 """Silence after which the other node counts as lost."""
 
 
+@dataclass(frozen=True)
+class Alive(Message):
+    """Sent so that silence means loss."""
+
+
 class NodeLink:
-    """Sends and receives records; `lost` says why there will be no more."""
+    """Sends and receives messages; `lost` says why there will be no more."""
 
     def __init__(self, connection: socket.socket, channel: Channel, name: str) -> None:
         self.name = name
@@ -29,25 +34,25 @@ class NodeLink:
         self._socket = connection
         self._channel = channel
         self._sending = threading.Lock()
-        self._received: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_closed = False
-        self._put_back: list[dict[str, Any]] = []
+        self._put_back: list[Message] = []
         connection.settimeout(LOST_S / 2)  # a full buffer must not hold up whoever sends
         self._thread = threading.Thread(target=self._keep, name="node link", daemon=True)
         self._thread.start()
 
-    def send(self, record: dict[str, Any]) -> None:
-        """Send a record; one that does not get through shows in `lost`."""
+    def send(self, message: Message) -> None:
+        """Send a message; one that does not get through shows in `lost`."""
         with self._sending:
             if self.lost is not None or self._is_closed:
                 return
             try:
-                self._channel.send(record)
+                self._channel.send(message)
             except EOFError:
                 self.lost = self.lost or "the connection was closed"
 
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next record, if one comes within this time. What came before a loss is still had."""
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message, if one comes within this time. What came before a loss is still had."""
         if self._put_back:
             return self._put_back.pop(0)
         try:
@@ -55,9 +60,9 @@ class NodeLink:
         except queue.Empty:
             return None
 
-    def put_back(self, records: list[dict[str, Any]]) -> None:
+    def put_back(self, messages: list[Message]) -> None:
         """For whoever wants them, after one who waited for another one."""
-        self._put_back = [*records, *self._put_back]
+        self._put_back = [*messages, *self._put_back]
 
     @property
     def is_over(self) -> bool:
@@ -77,20 +82,20 @@ class NodeLink:
         heard = sent = time.monotonic()
         while self.lost is None:
             try:
-                record = self._channel.receive(_BEAT_S / 2)
+                message = self._channel.receive(_BEAT_S / 2)
             except (EOFError, ValueError, OSError):
                 self.lost = self.lost or "the connection was closed"
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)  # the other end may wait for it
                 return
             now = time.monotonic()
-            if record is not None:
+            if message is not None:
                 heard = now
-                if "beat" not in record:
-                    self._received.put(record)
+                if not isinstance(message, Alive):
+                    self._received.put(message)
             elif now - heard > LOST_S:
                 self.lost = f"nothing was heard of it for {LOST_S:.0f} s"
                 return
             if now - sent > _BEAT_S:
                 sent = now
-                self.send({"beat": 1})
+                self.send(Alive())

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import hmac
-import json
 import secrets
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from phalanx.errors import Finding, UserError
+from phalanx.errors import UserError
 from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.link import NodeLink
 from phalanx.places.nodes.meeting_terms import (
     GREETING_S,
     PREFIX,
     TELL_EVERY_S,
-    Hello,
+    Greeting,
+    Introduction,
     Met,
+    Proof,
+    Refused,
     Terms,
+    Welcome,
+    is_same,
     prove,
+    read_secret_file,
 )
 from phalanx.run.channel import Channel
 
@@ -48,7 +52,7 @@ class MeetingGuest:
         channel = Channel(connection)
         try:
             self._prove_ourselves(channel)
-        except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        except (EOFError, OSError, ValueError) as error:
             connection.close()
             where = (self._hello.title, self._address, asked.port)
             raise UserError(say.not_ours(*where)) from error
@@ -58,18 +62,17 @@ class MeetingGuest:
         self._link = link = NodeLink(connection, channel, f"node 0 ({self._address})")
         self._tell(f"{self._hello.title} has met node 0 at {self._address}:{asked.port}")
         while True:
-            record = link.receive(0.5)
-            if record is not None and "refused" in record:
+            message = link.receive(0.5)
+            if isinstance(message, Refused):
                 link.close()
-                raise UserError([Finding.from_json(one) for one in record["refused"]])
-            if record is not None and "welcome" in record:
-                members = [Hello(**one) for one in record["members"]]
-                link.name = members[0].title
-                rank = record["welcome"]
-                self._hello = members[rank].to_come_back(self._hello.facts)
+                raise UserError(message.findings)
+            if isinstance(message, Welcome):
+                mine = message.members[message.rank]
+                link.name = message.members[0].title
+                self._hello = replace(mine, facts=self._hello.facts, is_back=True)
                 return Met(
-                    rank,
-                    members,
+                    message.rank,
+                    message.members,
                     self._settings,
                     {0: link},
                     rejoin=self._rejoin,
@@ -132,44 +135,38 @@ class MeetingGuest:
             try:
                 touched = path.stat().st_mtime_ns
                 before = self._seen.setdefault(path, touched)
-                record = json.loads(path.read_text(encoding="utf-8"))
-                other = record["port"]
-            except (OSError, ValueError, KeyError, TypeError):
+                there = read_secret_file(path)
+            except (OSError, ValueError):
                 continue
-            is_here = record.get("address") == self._address
-            if touched != before and is_here and other != self._asked.port:
+            is_here = there.address == self._address
+            if touched != before and is_here and there.port != self._asked.port:
                 where = (self._hello.title, self._address, self._asked.port)
-                raise UserError(say.other_port(*where, other))
+                raise UserError(say.other_port(*where, there.port))
 
     def _prove_ourselves(self, channel: Channel) -> None:
         first = channel.receive(GREETING_S)
-        if first is None:
+        if not isinstance(first, Greeting):
             raise EOFError
         mine = self._hello.facts["versions"]["phalanx"]
-        if first["phalanx"] != mine:  # what follows may have changed between them
-            theirs = f"node 0 ({first['host']})"
+        if first.phalanx != mine:  # what follows may have changed between them
+            theirs = f"node 0 ({first.host})"
             key = "versions.phalanx"
-            raise UserError(say.differ(key, self._hello.title, mine, theirs, first["phalanx"]))
+            raise UserError(say.differ(key, self._hello.title, mine, theirs, first.phalanx))
         secret = self._read_secret(first)
         challenge = secrets.token_hex(16)
-        channel.send(
-            {
-                "proof": prove(secret, "guest", first["challenge"], challenge),
-                "challenge": challenge,
-                "hello": self._hello.to_json(),
-            }
-        )
-        answer = channel.receive(GREETING_S) or {}
-        expected = prove(secret, "host", challenge, first["challenge"])
-        if not hmac.compare_digest(expected, str(answer.get("proof"))):
+        proof = prove(secret, "guest", first.challenge, challenge)
+        channel.send(Introduction(proof=proof, challenge=challenge, hello=self._hello))
+        answer = channel.receive(GREETING_S)
+        expected = prove(secret, "host", challenge, first.challenge)
+        if not isinstance(answer, Proof) or not is_same(expected, answer.proof):
             raise EOFError
 
-    def _read_secret(self, first: dict[str, Any]) -> bytes:
-        path = self._output / Path(first["file"]).name
+    def _read_secret(self, first: Greeting) -> bytes:
+        path = self._output / Path(first.file).name
         deadline = time.monotonic() + GREETING_S / 2
         while True:
             try:
-                return bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["secret"])
+                return bytes.fromhex(read_secret_file(path).secret)
             except FileNotFoundError as error:
                 if time.monotonic() > deadline:
                     self._refuse_folder(first, error)
@@ -177,9 +174,8 @@ class MeetingGuest:
             except OSError as error:
                 self._refuse_folder(first, error)
 
-    def _refuse_folder(self, first: dict[str, Any], error: OSError) -> None:
-        there, folder = f"node 0 ({first['host']})", str(first["folder"])
-        told = error.strerror or str(error)
+    def _refuse_folder(self, first: Greeting, error: OSError) -> None:
+        there, told = f"node 0 ({first.host})", error.strerror or str(error)
         raise UserError(
-            say.not_shared(self._hello.title, there, self._output, folder, told)
+            say.not_shared(self._hello.title, there, self._output, first.folder, told)
         ) from error

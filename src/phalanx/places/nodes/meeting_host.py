@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import secrets
@@ -11,9 +10,10 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import ip_address
-from typing import Any
 
+from phalanx.codec import to_json
 from phalanx.errors import Finding, UserError
 from phalanx.machine.network import family_of
 from phalanx.places.nodes import findings as say
@@ -22,9 +22,16 @@ from phalanx.places.nodes.meeting_terms import (
     GREETING_S,
     PREFIX,
     TELL_EVERY_S,
+    Greeting,
     Hello,
+    Introduction,
     Met,
+    Proof,
+    Refused,
+    SecretFile,
     Terms,
+    Welcome,
+    is_same,
     prove,
 )
 from phalanx.run.channel import Channel
@@ -46,7 +53,7 @@ class MeetingHost:
         self._output = terms.output.resolve()
         self._secret = secrets.token_bytes(32)
         self._file = self._output / f"{PREFIX}{secrets.token_hex(8)}.json"
-        self._table: list[dict[str, Any]] = []
+        self._table: list[Hello] = []
         self._guests: list[tuple[Hello, NodeLink]] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -69,10 +76,10 @@ class MeetingHost:
         return self._assign()
 
     def _write_secret(self) -> None:
-        record = {"secret": self._secret.hex(), "address": self._address, "port": self._asked.port}
+        record = SecretFile(self._secret.hex(), self._address, self._asked.port)
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(record, file)
+            json.dump(to_json(record), file)
 
     def _wait(self) -> None:
         began = told = touched = time.monotonic()
@@ -135,28 +142,26 @@ class MeetingHost:
         try:
             challenge = secrets.token_hex(16)
             channel.send(
-                {
-                    "phalanx": self._hello.facts["versions"]["phalanx"],
-                    "file": self._file.name,
-                    "folder": str(self._output),
-                    "host": self._hello.host,
-                    "challenge": challenge,
-                }
+                Greeting(
+                    phalanx=self._hello.facts["versions"]["phalanx"],
+                    file=self._file.name,
+                    folder=str(self._output),
+                    host=self._hello.host,
+                    challenge=challenge,
+                )
             )
             answer = channel.receive(2 * GREETING_S)
-            if answer is None or not isinstance(answer.get("challenge"), str):
+            if not isinstance(answer, Introduction):
                 raise EOFError
-            theirs = answer["challenge"]
-            proof = prove(self._secret, "guest", challenge, theirs)
-            if not hmac.compare_digest(proof, str(answer.get("proof"))):
+            proof = prove(self._secret, "guest", challenge, answer.challenge)
+            if not is_same(proof, answer.proof):
                 raise EOFError
             channel.limit = None
-            guest = Hello(**answer["hello"])
-            channel.send({"proof": prove(self._secret, "host", theirs, challenge)})
-        except (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            channel.send(Proof(prove(self._secret, "host", answer.challenge, challenge)))
+        except (EOFError, OSError, ValueError):
             connection.close()
             return
-        self._judge(guest, connection, channel)
+        self._judge(answer.hello, connection, channel)
 
     def _judge(self, guest: Hello, connection: socket.socket, channel: Channel) -> None:
         with self._lock:
@@ -166,7 +171,7 @@ class MeetingHost:
                 self._guests.append((guest, link))
                 return
         with suppress(EOFError):
-            channel.send({"refused": [finding.to_json() for finding in findings]})
+            channel.send(Refused(findings))
         connection.close()
         for finding in findings:
             self._tell(f"{guest.title} was refused: {finding.what}")
@@ -203,14 +208,13 @@ class MeetingHost:
         for guest, link in self._guests:
             rank = given.get(id(link), guest.node_rank)
             assert rank is not None
-            members[rank] = Hello(**{**guest.to_json(), "node_rank": rank})
+            members[rank] = replace(guest, node_rank=rank)
             links[rank] = link
             link.name = members[rank].title
         ordered = [members[rank] for rank in range(self._asked.nodes)]
-        table = [{**member.to_json(), "facts": {}} for member in ordered]
+        self._table = [replace(member, facts={}) for member in ordered]
         for rank, link in links.items():
-            link.send({"welcome": rank, "members": table})
-        self._table = table
+            link.send(Welcome(rank, self._table))
         return Met(
             0, ordered, self._settings, links, find_again=self._find_again, close=self._close
         )
@@ -222,7 +226,7 @@ class MeetingHost:
             back = [(guest, link) for guest, link in self._guests if guest.node_rank == rank]
         for guest, link in back:
             link.name = guest.title
-            link.send({"welcome": rank, "members": self._table})
+            link.send(Welcome(rank, self._table))
             return link
         return None
 

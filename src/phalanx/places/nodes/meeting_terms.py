@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.codec import from_json
+from phalanx.errors import Finding
 from phalanx.machine.network import Setting
 from phalanx.places.nodes.link import NodeLink
+from phalanx.run.channel import Message
 
 GREETING_S = 10.0
 """A peer that is one of ours answers at once; a shared folder may lag."""
@@ -63,12 +67,50 @@ class Hello:
         where = f"{self.address} on {self.interface or 'an unnamed interface'}{speed}"
         return f"node {self.node_rank}: {self.host}, {where}"
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
 
-    def to_come_back(self, facts: dict[str, Any]) -> Hello:
-        """What it says should its line be lost."""
-        return Hello(**{**self.to_json(), "facts": facts, "is_back": True})
+@dataclass(frozen=True, kw_only=True)
+class Greeting(Message):
+    """What node 0 says to whoever connects."""
+
+    phalanx: str
+    """Version: what follows may differ between two of them."""
+    file: str
+    """Name of the file that holds the secret."""
+    folder: str
+    host: str
+    challenge: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction(Message):
+    """What another node answers."""
+
+    proof: str
+    challenge: str
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Proof(Message):
+    """Node 0 shows that it knows the secret."""
+
+    proof: str
+
+
+@dataclass(frozen=True)
+class Welcome(Message):
+    """All nodes are here."""
+
+    rank: int
+    """Number of the node that is told."""
+    members: list[Hello]
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """Why a node cannot take part."""
+
+    findings: list[Finding]
 
 
 @dataclass
@@ -98,6 +140,26 @@ class Terms:
     settings: list[Setting]
     output: Path
     tell: Say
+
+
+@dataclass(frozen=True)
+class SecretFile:
+    """The file by which nodes show that they share the output folder."""
+
+    secret: str
+    address: str
+    port: int
+    """Of node 0."""
+
+
+def read_secret_file(path: Path) -> SecretFile:
+    """Read what node 0 has written; raises OSError, or ValueError if it is damaged."""
+    return from_json(SecretFile, json.loads(path.read_text(encoding="utf-8")))
+
+
+def is_same(expected: str, shown: str) -> bool:
+    """Compare proofs in constant time; those that are no ASCII are none."""
+    return hmac.compare_digest(expected.encode(), shown.encode(errors="replace"))
 
 
 def prove(secret: bytes, role: str, theirs: str, mine: str) -> str:

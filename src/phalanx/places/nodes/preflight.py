@@ -9,29 +9,62 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 from phalanx.errors import Finding, UserError
 from phalanx.machine.network import family_of
 from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.link import NodeLink
 from phalanx.places.nodes.meeting_terms import Met
+from phalanx.places.nodes.messages import CannotJoin
+from phalanx.run.channel import Message
 
 _TRY_S = 5.0
 _ANSWER_S = 30.0
+
+M = TypeVar("M", bound=Message)
 
 
 def check_pairs(met: Met) -> None:
     """Have every node try every other. Node 0 raises UserError with each pair that fails, and the
     others raise what it says."""
-    with _Door(met) as door:
+    with _OpenDoor(met) as door:
         if met.rank == 0:
             _lead(met, door.port)
         else:
             _take_part(met, door.port)
 
 
-class _Door:
+@dataclass(frozen=True)
+class Door(Message):
+    """Where a node can be tried."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class TryDoors(Message):
+    """Try the other nodes: number, address and port of each."""
+
+    doors: list[tuple[int, str, int]]
+
+
+@dataclass(frozen=True)
+class Tried(Message):
+    """The nodes that cannot be reached from one, and why."""
+
+    failed: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class PairsTried(Message):
+    """All pairs that fail."""
+
+    findings: list[Finding]
+
+
+class _OpenDoor:
     """Listens on the address that the others will try, and says which node this is."""
 
     def __init__(self, met: Met) -> None:
@@ -43,7 +76,7 @@ class _Door:
         self._is_closed = False
         self._thread = threading.Thread(target=self._answer, daemon=True)
 
-    def __enter__(self) -> _Door:
+    def __enter__(self) -> _OpenDoor:
         self._thread.start()
         return self
 
@@ -68,32 +101,32 @@ class _Door:
 def _lead(met: Met, port: int) -> None:
     ports = {0: port}
     for rank, link in met.links.items():
-        ports[rank] = wait_for(link, "door")["door"]
-    doors = [[rank, member.address, ports[rank]] for rank, member in enumerate(met.members)]
+        ports[rank] = wait_for(link, Door).port
+    doors = [(rank, member.address, ports[rank]) for rank, member in enumerate(met.members)]
     for link in met.links.values():
-        link.send({"try": doors})
+        link.send(TryDoors(doors))
     failed = [(0, rank, error) for rank, error in _try_all(0, doors)]
     for node, link in met.links.items():
-        failed += [(node, rank, error) for rank, error in wait_for(link, "tried")["tried"]]
+        failed += [(node, rank, error) for rank, error in wait_for(link, Tried).failed]
     titles = [member.title for member in met.members]
     findings = [say.no_pair(titles[here], titles[there], error) for here, there, error in failed]
     for link in met.links.values():
-        link.send({"pairs": [finding.to_json() for finding in findings]})
+        link.send(PairsTried(findings))
     if findings:
         raise UserError(findings)
 
 
 def _take_part(met: Met, port: int) -> None:
     link = met.links[0]
-    link.send({"door": port})
-    doors = wait_for(link, "try")["try"]
-    link.send({"tried": _try_all(met.rank, doors)})
-    findings = wait_for(link, "pairs")["pairs"]
+    link.send(Door(port))
+    doors = wait_for(link, TryDoors).doors
+    link.send(Tried(_try_all(met.rank, doors)))
+    findings = wait_for(link, PairsTried).findings
     if findings:
-        raise UserError([Finding.from_json(record) for record in findings])
+        raise UserError(findings)
 
 
-def _try_all(mine: int, doors: Sequence[Sequence[Any]]) -> list[tuple[int, str]]:
+def _try_all(mine: int, doors: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
     """The nodes that cannot be reached from here, and why."""
     others = [door for door in doors if door[0] != mine]
     with ThreadPoolExecutor(min(32, len(others))) as pool:
@@ -114,23 +147,20 @@ def _try(rank: int, address: str, port: int) -> str | None:
         return f"{where}: {error.strerror or error}"
 
 
-def wait_for(link: NodeLink, key: str, timeout_s: float | None = _ANSWER_S) -> dict[str, Any]:
-    """The next record with this key. UserError when the node is lost, is refused, has Findings of
-    its own to say, or takes too long (None: however long it takes)."""
+def wait_for(link: NodeLink, kind: type[M], timeout_s: float | None = _ANSWER_S) -> M:
+    """Return the next message of this kind. UserError when the node is lost, cannot take part, or
+    takes too long (None: however long it takes)."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    others: list[dict[str, Any]] = []
+    others: list[Message] = []
     while True:
-        record = link.receive(0.1)
-        if record is not None and key in record:
+        message = link.receive(0.1)
+        if isinstance(message, kind):
             link.put_back(others)
-            return record
-        if record is not None:
-            others.append(record)
-        if record is not None and "findings" in record:
-            raise UserError(
-                [Finding.from_json(one) for one in record["findings"]],
-                exit_code=record["exit_code"],
-            )
+            return message
+        if message is not None:
+            others.append(message)
+        if isinstance(message, CannotJoin):
+            raise UserError(message.findings, exit_code=message.exit_code)
         if link.is_over:
             raise UserError(say.node_lost(link.name, str(link.lost)))
         if deadline is not None and time.monotonic() > deadline:

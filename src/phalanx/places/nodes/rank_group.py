@@ -1,169 +1,181 @@
-"""The ranks of one attempt over all nodes, as the supervisor sees them."""
+"""The ranks of one attempt over all nodes, as whoever owns them sees them."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 from signal import SIGKILL, SIGTERM, Signals
-from typing import Any
 
 from phalanx.places.nodes import findings as say
 from phalanx.places.nodes.link import NodeLink
-from phalanx.prepare.launcher import Launcher
+from phalanx.places.nodes.messages import (
+    EndRanks,
+    OfAttempt,
+    ShareBeats,
+    ShareEnded,
+    ShareStacks,
+    ShareStarted,
+    ShareUsage,
+    StartShare,
+    StopRequested,
+)
+from phalanx.run.channel import Message
+from phalanx.run.event_kinds import Usage
 from phalanx.run.heartbeat import Beat
-from phalanx.supervise.culprit import Witness
-from phalanx.supervise.place import RanksLostError
-from phalanx.supervise.rank_group import RankDeath, RankGroup, cause_first
+from phalanx.run.launching import AskStacks, RankDeath, SendSignal, Witness
+from phalanx.supervise.place import LocalRanks, RanksLostError, RankStart
 
 _END_PEERS_S = 5.0  # SIGTERM to SIGKILL when a rank has died on another node
 
 
 class NodesGroup:
-    """The ranks of one attempt on several nodes: those of this one, which holds the store that all
-    of them meet at, and those that the other nodes start when it is there."""
+    """The ranks of one attempt on several nodes: those of this one, and those that the other nodes
+    start once it is known where all of them meet."""
 
-    def __init__(
-        self,
-        local: RankGroup,
-        links: dict[int, NodeLink],
-        order: dict[str, Any],
-        launcher: Launcher,
-    ) -> None:
+    def __init__(self, local: LocalRanks, links: dict[int, NodeLink], order: StartShare) -> None:
         self._local = local
         self._links = links
         self._order = order
-        self._launcher = launcher
         self._is_ordered = False
         self._are_peers_told = False
-        self._started: set[int] = set()
-        self._over: set[int] = set()
-        self._ending_since: float | None = None
-        self._is_killing = False
-        self._early: list[RankDeath] = []
-        self._late: list[RankDeath] = []
-        self._local_counted = False
-        self.error: BaseException | None = None
-        self.asked = 0
-        """How often the node that was asked most often was asked to stop."""
+        self._far_starts: dict[int, list[RankStart]] = {}
         self._far_beats: dict[int, Beat] = {}
         self._far_witnesses: dict[int, list[Witness]] = {}
-        self._far_usage: list[dict[str, Any]] = []
+        self._far_usage: list[Usage] = []
+        self._over: set[int] = set()
+        self._deaths: dict[int, RankDeath] = {}
+        self._is_local_counted = False
+        self._ending_since: float | None = None
+        self._is_killing = False
+        self.error: BaseException | None = None
+        self.asked: list[Signals] = []
+
+    @property
+    def starts(self) -> list[RankStart] | None:
+        mine = self._local.starts
+        if mine is None or len(self._far_starts) < len(self._links):
+            return None
+        return [*mine, *(start for _, far in sorted(self._far_starts.items()) for start in far)]
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks here."""
         return self._local.pids
-
-    def take_usage(self) -> list[dict[str, Any]]:
-        """What the ranks of other nodes used, as these nodes have said since this was last
-        asked."""
-        taken, self._far_usage = self._far_usage, []
-        return taken
 
     @property
     def beats(self) -> dict[int, Beat]:
-        """Where each rank is, as last heard."""
         return {**self._local.beats, **self._far_beats}
 
     @property
     def witnesses(self) -> list[Witness] | None:
-        """What the ranks of all nodes say about where they are stuck; None while some are to be
-        heard."""
         mine = self._local.witnesses
         if mine is None or len(self._far_witnesses) < len(self._links):
             return None
         return [*mine, *(w for far in self._far_witnesses.values() for w in far)]
 
-    def ask_where(self) -> None:
-        """Have every rank say where it is stuck; `witnesses` tells when all have."""
-        self._local.ask_where()
-        for link in self._links.values():
-            link.send({"stacks": 1})
-
     @property
     def deaths(self) -> list[RankDeath]:
-        """Those that ended by themselves first."""
-        return [*sorted(self._early, key=cause_first), *sorted(self._late, key=cause_first)]
+        """Ranks that ended by themselves first. News of other nodes come later than what is seen
+        here, so the order in which ranks were seen to be gone does not say which that is."""
+        printed = {death.rank: death.lines for death in self._local.deaths}
+        found = [
+            replace(death, lines=printed.get(death.rank, death.lines))
+            for death in self._deaths.values()
+        ]
+        return sorted(found, key=self._local.cause_key)
+
+    @property
+    def is_running(self) -> bool:
+        return self._local.is_running or len(self._over) < len(self._links)
 
     def start(self) -> None:
         self._local.start()
 
-    @property
-    def is_running(self) -> bool:
-        self.wait(0)
-        return not (self._local.is_over and len(self._over) == len(self._links))
-
     def wait(self, timeout_s: float) -> None:
-        """Wait for news of the ranks, at most this long."""
-        if self._local.is_over:
-            if timeout_s:
-                time.sleep(timeout_s)
-        else:
+        if self._local.is_running:
             self._local.wait(timeout_s)
-        if self._local.store_port is not None and not self._is_ordered:
-            self._is_ordered = True
-            for number, (_, link) in enumerate(sorted(self._links.items()), start=1):
-                where = {"node": number, "port": self._local.store_port}
-                link.send({"start": {**self._order, **where}})
-        for rank, link in self._links.items():
-            self._listen(rank, link)
-        if self._local.is_over and not self._local_counted:
-            self._local_counted = True
-            self._count(self._local.deaths, self._local.error)
+        elif timeout_s:
+            time.sleep(timeout_s)
+        self._order_others()
+        self._count([d for d in self._local.deaths if d.rank not in self._deaths])
+        if not self._local.is_running and not self._is_local_counted:
+            self._is_local_counted = True
+            self._count([], self._local.error)
+        for node, link in self._links.items():
+            self._listen(node, link)
         self._end_peers()
 
     def signal(self, number: Signals) -> bool:
-        """Send a signal to every rank. False when some are not there yet."""
         if number == SIGKILL:
             self._kill()
             return True
-        is_there = self._local.is_started and len(self._started) == len(self._links)
-        if not is_there or self._local.is_over:
+        is_here = self._local.starts is not None or not self._local.is_running
+        if not is_here or self._far_starts.keys() | self._over < self._links.keys():
             return False
         self._local.signal(number)
-        for link in self._links.values():
-            link.send({"signal": int(number)})
+        self._tell(SendSignal(number))
         return True
 
-    def _listen(self, rank: int, link: NodeLink) -> None:
-        while (record := link.receive(0)) is not None:
-            if "started" in record:
-                self._started.add(rank)
-            elif "over" in record and record["over"] == self._order["attempt"]:
-                self._over.add(rank)
-                deaths = [RankDeath(*one) for one in record["deaths"]]
-                error = record["error"]
-                told = None if error is None else RuntimeError(f"{link.name}: {error}")
-                self._count(deaths, told)
-            elif record.get("attempt", self._order["attempt"]) != self._order["attempt"]:
+    def ask_where(self) -> None:
+        self._local.ask_where()
+        self._tell(AskStacks())
+
+    def take_usage(self) -> list[Usage]:
+        taken, self._far_usage = self._far_usage, []
+        return taken
+
+    def close(self) -> None:
+        """End what still runs on other nodes, at once."""
+        self._tell(SendSignal(SIGKILL))
+        self._local.close()
+
+    def _order_others(self) -> None:
+        port = self._local.meeting_port
+        if port is None or self._is_ordered:
+            return
+        self._is_ordered = True
+        for number, (_, link) in enumerate(sorted(self._links.items()), start=1):
+            share = replace(self._order.share, node=number, port=port)
+            link.send(replace(self._order, share=share))
+
+    def _listen(self, node: int, link: NodeLink) -> None:
+        while (message := link.receive(0)) is not None:
+            if isinstance(message, OfAttempt) and message.attempt != self._order.share.attempt:
                 continue  # of ranks that are gone
-            elif "beats" in record:
-                self._far_beats |= {b.rank: b for b in map(Beat.from_json, record["beats"])}
-            elif "usage" in record:
-                self._far_usage += record["usage"]
-            elif "stacks" in record:
-                self._far_witnesses[rank] = [Witness(**one) for one in record["stacks"]]
-            elif "asked" in record:
-                self.asked = max(self.asked, record["asked"])
-        if link.is_over and rank not in self._over:
-            self._over.add(rank)
+            match message:
+                case ShareStarted(_, starts):
+                    self._far_starts[node] = starts
+                case ShareBeats(_, beats):
+                    self._far_beats |= {beat.rank: beat for beat in beats}
+                case ShareUsage(_, samples):
+                    self._far_usage += samples
+                case ShareStacks(_, witnesses):
+                    self._far_witnesses[node] = witnesses
+                case ShareEnded(_, deaths, error):
+                    self._over.add(node)
+                    told = None if error is None else RuntimeError(f"{link.name}: {error}")
+                    self._count(deaths, told)
+                case StopRequested(count, number):
+                    self.asked += [number] * max(0, count - len(self.asked))
+        if link.is_over and node not in self._over:
+            self._over.add(node)
             lost = RanksLostError(say.node_lost(link.name, str(link.lost)))
             self.error = self.error if isinstance(self.error, RanksLostError) else lost
             self._kill()
 
-    def _count(self, deaths: list[RankDeath], error: BaseException | None) -> None:
-        if self._is_killing:
-            self._late.extend(replace(death, was_ended=True) for death in deaths)
-        else:
-            self._early.extend(deaths)
+    def _count(self, deaths: list[RankDeath], error: BaseException | None = None) -> None:
+        for death in deaths:
+            is_ours = self._ending_since is not None and death.exit_code == -SIGTERM
+            was_ended = death.was_ended or self._is_killing or is_ours
+            self._deaths[death.rank] = replace(death, was_ended=was_ended)
         if error is not None and self.error is None and not self._is_killing:
             self.error = error
         if (deaths or error is not None) and self._ending_since is None:
             self._ending_since = time.monotonic()
-            self._signal_all(SIGTERM)
+            self._local.end()
+            self._tell(EndRanks())
 
     def _end_peers(self) -> None:
-        """A group that lacks a rank cannot go on; the store is let go when nobody needs it."""
+        """A group that lacks a rank cannot go on; what all met at goes when nobody needs it."""
         if len(self._over) == len(self._links) and not self._are_peers_told:
             self._are_peers_told = True
             self._local.tell_peers_over()
@@ -174,12 +186,13 @@ class NodesGroup:
     def _kill(self) -> None:
         self._is_killing = True
         self._ending_since = self._ending_since or time.monotonic()
-        self._signal_all(SIGKILL)
+        self._local.signal(SIGKILL)
+        self._tell(SendSignal(SIGKILL))
         if not self._is_ordered:  # nobody was asked to start anything
             self._over |= set(self._links)
 
-    def _signal_all(self, number: Signals) -> None:
-        self._local.signal(number)
-        for rank, link in self._links.items():
-            if rank not in self._over:
-                link.send({"signal": int(number)})
+    def _tell(self, message: Message) -> None:
+        """Tell the nodes whose ranks are not gone."""
+        for node, link in self._links.items():
+            if node not in self._over:
+                link.send(message)

@@ -28,7 +28,7 @@ def choose_cache(
     if trace.array_bytes is not None:
         return off(f"{asked}, ignored: the data is arrays in memory (Tensors)"), []
     if trace.cache_finding is not None:
-        finding = Finding.from_json(trace.cache_finding)
+        finding = trace.cache_finding
         return off(f"{asked}, but {finding.what}"), [finding]
     kept = trace.kept_sample
     if kept is None:

@@ -21,7 +21,7 @@ from phalanx.planner.memory.prediction import (
 )
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.micro_batches import BatchPlan
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 
 _ALIKE = 0.97  # of the best predicted speed: the simpler choice is taken
 _SHOWN = 6
@@ -154,7 +154,7 @@ def _limit(plan: Plan) -> str:
     return describe_room(plan.devices.device_bytes, plan.devices.ranks.value)
 
 
-def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]]:
+def _others(found: list[Candidate], chosen: Candidate) -> list[Alternative]:
     """What lost, the best first, and what nearly fitted."""
     others = [candidate for candidate in found if candidate is not chosen]
     slower = sorted((c for c in others if c.is_fitting), key=lambda c: (-c.rate, c.bytes))
@@ -162,12 +162,12 @@ def _others(found: list[Candidate], chosen: Candidate) -> list[dict[str, object]
     # The one that nearly fitted is what people ask for first.
     ranked = [*slower[: _SHOWN - len(too_large[:1])], *too_large]
     return [
-        {
-            "choice": candidate.words,
-            "samples_per_s": candidate.rate or None,
-            "memory_bytes": candidate.bytes,
-            "why_not": _why_not(candidate, chosen),
-        }
+        Alternative(
+            choice=candidate.words,
+            samples_per_s=candidate.rate or None,
+            memory_bytes=candidate.bytes,
+            why_not=_why_not(candidate, chosen),
+        )
         for candidate in ranked[:_SHOWN]
     ]
 

@@ -16,7 +16,7 @@ from phalanx.machine import Gpu
 from phalanx.planner.memory.budget import room_for
 from phalanx.planner.memory.prediction import make_footprint, predict_parts
 from phalanx.planner.schema.forecast import Forecast
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 from phalanx.planner.schema.trace import Trace
 
 # Fewer convolutions, such as the one that cuts an image into patches, are no matter. With more the
@@ -280,22 +280,23 @@ def choose_comparison(job: Job, trace: Trace, plan: Plan, cards: Sequence[Gpu]) 
     return Decision(True, f"{', '.join(rungs)}: gradients of the first micro-batch, thrown away")
 
 
-def without_each(plan: Plan, predict: Callable[[Plan], Forecast | None]) -> list[dict[str, object]]:
+def without_each(plan: Plan, predict: Callable[[Plan], Forecast | None]) -> list[Alternative]:
     """The plan without one rung at a time; `time/compile_gain.py` has compiled code."""
-    entries: list[dict[str, object]] = []
+    entries: list[Alternative] = []
     for name in ("channels_last", "cuda_graph"):
         if getattr(plan.execution, name).value == "off":
             continue
         off: dict[str, Any] = {name: Decision("off", "")}
         forecast = predict(plan.replace(**off))
-        rate, now = forecast and forecast.samples_per_s, plan.predicted.samples_per_s.value
+        rate = forecast.samples_per_s if forecast is not None else None
+        now = plan.predicted.samples_per_s.value
         why = f"{100 * (1 - rate / now):.0f} % slower" if rate and now else "slower"
         entries.append(
-            {
-                "choice": f"{name}=off",
-                "samples_per_s": rate,
-                "memory_bytes": plan.predicted.memory_bytes.value,
-                "why_not": why,
-            }
+            Alternative(
+                choice=f"{name}=off",
+                samples_per_s=rate,
+                memory_bytes=plan.predicted.memory_bytes.value,
+                why_not=why,
+            )
         )
     return entries

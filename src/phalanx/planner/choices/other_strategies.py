@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from phalanx.errors import format_bytes
 from phalanx.job.schema import Job
@@ -11,7 +10,7 @@ from phalanx.planner.memory.budget import describe_room, room_for
 from phalanx.planner.memory.prediction import make_footprint, predict_parts
 from phalanx.planner.schema.forecast import Forecast
 from phalanx.planner.schema.placement import Placement
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 from phalanx.planner.schema.trace import Trace
 
 
@@ -21,7 +20,7 @@ def other_strategies(
     plan: Plan,
     placement: Placement,
     predict: Callable[[Plan], Forecast | None],
-) -> list[dict[str, Any]]:
+) -> list[Alternative]:
     """What keeps the state in another way, with the same batch: ddp where fsdp was chosen, and the
     other way round; where the state is in host memory, also what keeps it on the GPUs."""
     ranks, chosen = plan.devices.ranks.value, plan.parallel.strategy.value
@@ -43,7 +42,7 @@ def _other(
     placement: Placement,
     predict: Callable[[Plan], Forecast | None],
     name: str,
-) -> dict[str, Any]:
+) -> Alternative:
     shards = 1
     if name == "fsdp":
         is_same = plan.parallel.strategy.value == "fsdp"
@@ -58,14 +57,13 @@ def _other(
     )
     parts, forecast = predict_parts(other), predict(other)
     rate = forecast.samples_per_s if forecast is not None else None
-    return {
-        "choice": "fsdp.offload=false"
-        if name == plan.parallel.strategy.value
-        else f"strategy={name}",
-        "samples_per_s": rate,
-        "memory_bytes": parts.total,
-        "why_not": _why_not(job, plan, name, parts.total, rate),
-    }
+    is_same = name == plan.parallel.strategy.value
+    return Alternative(
+        choice="fsdp.offload=false" if is_same else f"strategy={name}",
+        samples_per_s=rate,
+        memory_bytes=parts.total,
+        why_not=_why_not(job, plan, name, parts.total, rate),
+    )
 
 
 def _why_not(job: Job, plan: Plan, name: str, size: int, rate: float | None) -> str:

@@ -35,6 +35,17 @@ class Decision(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """What was considered and not chosen."""
+
+    choice: str
+    """As a key of the job: `compile=off`."""
+    samples_per_s: float | None
+    memory_bytes: int | None
+    why_not: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankDevices:
     """Where the ranks are, and what their processes get."""
 
@@ -227,7 +238,7 @@ class Predicted:
     """What memory is predicted from."""
     forecast: Forecast | None = None
     """Predicted time by part, with its interval."""
-    alternatives: list[dict[str, Any]] = field(default_factory=list)
+    alternatives: list[Alternative] = field(default_factory=list)
     """What else was considered, and why it lost."""
 
 

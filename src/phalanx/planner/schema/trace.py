@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+from phalanx.errors import Finding
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.operators import Operator
 
@@ -106,7 +107,7 @@ class Trace:
     """Of a train split that is arrays in memory (`Tensors`)."""
     kept_sample: KeptSample | None = None
     """What may be kept of the train split's samples."""
-    cache_finding: dict[str, Any] | None = None
+    cache_finding: Finding | None = None
     """Why none can be."""
     kept_test_sample: KeptSample | None = None
     """What may be kept of the test split's samples."""
@@ -125,7 +126,7 @@ class Trace:
     """Why the model could not be run on tensors without values."""
     frozen_unknown: str | None = None
     """Why the model cannot be run with its frozen weights in 16 bits, where it cannot."""
-    weights_findings: list[dict[str, Any]] = field(default_factory=list)
+    weights_findings: list[Finding] = field(default_factory=list)
     """What stands between the recipe and its pretrained weights; planning needs none."""
     default_benchmark: str | None = None
     """What `phalanx evaluate` runs the model in after its test split."""
@@ -138,3 +139,23 @@ class Trace:
         if self.fetch_line is None and self.fetch_s is not None:
             return FetchTime(0.0, self.fetch_s)
         return self.fetch_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceQuestion:
+    """A recipe that is to be looked at."""
+
+    recipe: str
+    options: dict[str, Any]
+    precisions: tuple[str, ...] = EAGER
+    """With `+compiled` where compiled code is meant."""
+    is_evaluation: bool = False
+    """Look at the test split alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceAnswer:
+    """What a recipe is, and what is wrong with it."""
+
+    trace: Trace | None
+    findings: list[Finding]

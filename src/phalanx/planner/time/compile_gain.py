@@ -13,7 +13,7 @@ from phalanx.machine import Machine
 from phalanx.planner.memory.prediction import fits_for_sure
 from phalanx.planner.schema.footprint import COMPILED
 from phalanx.planner.schema.operators import Operator
-from phalanx.planner.schema.plan import Decision, Plan
+from phalanx.planner.schema.plan import Alternative, Decision, Plan
 from phalanx.planner.schema.trace import Trace
 from phalanx.planner.time.rates import Rates
 from phalanx.planner.time.roofline import Compute, time_operators
@@ -192,10 +192,10 @@ def with_other(chosen: Plan, other: Plan) -> Plan:
         share = 100 * (rate / now - 1)
         why = f"{abs(share):.0f} % {'faster' if share > 0 else 'slower'}"
         why += ", but compiling is not repaid" if share > 0 else ""
-    entry = {
-        "choice": f"compile={other.execution.compile.value}",
-        "samples_per_s": rate,
-        "memory_bytes": other.predicted.memory_bytes.value,
-        "why_not": why,
-    }
+    entry = Alternative(
+        choice=f"compile={other.execution.compile.value}",
+        samples_per_s=rate,
+        memory_bytes=other.predicted.memory_bytes.value,
+        why_not=why,
+    )
     return chosen.replace(alternatives=[*chosen.predicted.alternatives, entry])

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from phalanx.codec import Json, from_json, to_json
 from phalanx.run.event_kinds.evaluations import (
+    BenchmarkTask,
     Evaluate,
     Evaluated,
     MediaWritten,
     ModelSample,
     Samples,
-    TaskResult,
 )
 from phalanx.run.event_kinds.fields import field_names, omitted
 from phalanx.run.event_kinds.measurements import (
@@ -53,6 +53,7 @@ from phalanx.run.event_kinds.supervision import (
 __all__ = [
     "KINDS",
     "AttemptStarted",
+    "BenchmarkTask",
     "Body",
     "Change",
     "Checkpoint",
@@ -82,7 +83,6 @@ __all__ = [
     "Skipped",
     "Step",
     "StopAsked",
-    "TaskResult",
     "Unknown",
     "Usage",
     "kind_of",

@@ -26,7 +26,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class TaskResult:
+class BenchmarkTask:
     """How a model did in one task of a benchmark."""
 
     task: str
@@ -62,9 +62,9 @@ class Evaluated:
     """whether training recorded the same to the last bit; null: it recorded nothing"""
     benchmark: str | None
     """the benchmark that was run instead of the test split, or null"""
-    tasks: list[TaskResult]
+    tasks: list[BenchmarkTask]
     """each of its tasks: successes, episodes, 95 % interval, other figures"""
-    baselines: dict[str, list[TaskResult]]
+    baselines: dict[str, list[BenchmarkTask]]
     """by name, how others did in the same tasks, such as an expert"""
 
 

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import (
+    AttemptStarted,
+    Evaluate,
+    Evaluated,
+    MediaWritten,
+    RankStarted,
+    Samples,
+    Step,
+    Usage,
+)
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
 from phalanx.run.plan_record import read_plan_record
 from phalanx.run.sinks.pictures import read_picture
-
-SAMPLE_COLUMNS = ("given", "made", "wanted")
 
 
 class Sink(Protocol):
@@ -27,38 +35,44 @@ class Sink(Protocol):
 
 def scalars(event: Event) -> dict[str, float]:
     """The figures an event carries, named as curves."""
-    data = event.data
-    if event.kind == "step":
-        curves = {"train/loss": data["loss"], "train/lr": data["lr"]}
-        if len(data["terms"]) > 1:
-            curves |= {f"train/{name}": value for name, value in data["terms"].items()}
-        optional = {
-            "train/grad_norm": data.get("grad_norm"),
-            "train/loss_scale": data.get("loss_scale"),
-            "speed/samples_per_s": data.get("samples_per_s"),
-            "system/memory_gib": (data.get("memory_bytes") or 0) / 2**30 or None,
-        }
-        curves |= {name: value for name, value in optional.items() if value is not None}
-    elif event.kind == "evaluate":
-        curves = {f"test/{name}": value for name, value in data["metrics"].items()}
-    elif event.kind == "evaluated":  # by `phalanx evaluate`: no part of the curves of training
-        group = f"evaluated/{data['benchmark']}" if data.get("benchmark") else "evaluated"
-        curves = {f"{group}/{name}": value for name, value in data["metrics"].items()}
-    elif event.kind == "usage":
-        curves = _usage(data)
-    else:
-        curves = {}
+    match event.body:
+        case Step() as step:
+            curves = _step(step)
+        case Evaluate(metrics=metrics):
+            curves = {f"test/{name}": value for name, value in metrics.items()}
+        case Evaluated() as found:  # by `phalanx evaluate`: no part of the curves of training
+            group = f"evaluated/{found.benchmark}" if found.benchmark else "evaluated"
+            curves = {f"{group}/{name}": value for name, value in found.metrics.items()}
+        case Usage() as usage:
+            curves = _usage(usage)
+        case _:
+            curves = {}
     return {name: value for name, value in curves.items() if value is not None}
 
 
-def _usage(data: dict[str, Any]) -> dict[str, float]:
-    gib = {"memory": data["memory_bytes"], "gpu_memory": data.get("gpu_memory_bytes")}
-    figures = {
-        **{name: data.get(name) for name in ("cpu_percent", "gpu_percent", "gpu_power_w")},
-        **{f"{name}_gib": n / 2**30 if n is not None else None for name, n in gib.items()},
+def _step(step: Step) -> dict[str, float | None]:
+    terms = step.terms if len(step.terms) > 1 else {}
+    return {
+        "train/loss": step.loss,
+        "train/lr": step.lr,
+        **{f"train/{name}": value for name, value in terms.items()},
+        "train/grad_norm": step.grad_norm,
+        "train/loss_scale": step.loss_scale,
+        "speed/samples_per_s": step.samples_per_s,
+        "system/memory_gib": (step.memory_bytes or 0) / 2**30 or None,
     }
-    prefix = f"system/rank_{data['rank']}"
-    return {f"{prefix}/{name}": n for name, n in figures.items() if n is not None}
+
+
+def _usage(usage: Usage) -> dict[str, float | None]:
+    gpu_memory = usage.gpu_memory_bytes
+    figures = {
+        "cpu_percent": usage.cpu_percent,
+        "gpu_percent": usage.gpu_percent,
+        "gpu_power_w": usage.gpu_power_w,
+        "memory_gib": usage.memory_bytes / 2**30,
+        "gpu_memory_gib": gpu_memory / 2**30 if gpu_memory is not None else None,
+    }
+    return {f"system/rank_{usage.rank}/{name}": value for name, value in figures.items()}
 
 
 class TensorBoardSink:
@@ -90,24 +104,24 @@ class TensorBoardSink:
 
     def take(self, event: Event) -> None:
         curves = scalars(event)
-        is_other = event.kind in ("samples", "media", "attempt")
         if self._writer is None:
-            if not curves and not (is_other and event.kind != "attempt"):
+            if not curves and not isinstance(event.body, Samples | MediaWritten):
                 return
             self.open()
         values = [self._summary.Value(tag=t, simple_value=v) for t, v in curves.items()]
-        if event.kind == "samples":
-            rows = [[s[c] for c in SAMPLE_COLUMNS] for s in event.data["samples"]]
-            values.append(self._table("test/samples", [list(SAMPLE_COLUMNS), *rows]))
-        if event.kind == "media":
-            values += self._media(event)
-        if event.kind in ("attempt", "start", "step"):
-            values += self._plan()
+        match event.body:
+            case Samples(samples=samples):
+                rows = [[one.given, one.made, one.wanted] for one in samples]
+                values.append(self._table("test/samples", [["given", "made", "wanted"], *rows]))
+            case MediaWritten() as media:
+                values += self._media(media)
+            case AttemptStarted() | RankStarted() | Step():
+                values += self._plan()
         if values:
             self._writer.add_event(
                 self._record(
                     wall_time=event.time_s,
-                    step=event.data.get("step") or 0,  # a script's output may not say
+                    step=event.step or 0,  # a script's output may not say
                     summary=self._summary(value=values),
                 )
             )
@@ -125,16 +139,15 @@ class TensorBoardSink:
         ]
         return [self._table("plan", [["", "choice", "because"], *rows])] if rows else []
 
-    def _media(self, event: Event) -> list[Any]:
-        file = str(event.data.get("file"))
-        path = find_media(self._run, file) if self._run is not None else None
+    def _media(self, media: MediaWritten) -> list[Any]:
+        path = find_media(self._run, media.file) if self._run is not None else None
         picture = read_picture(path) if path is not None else None
         if picture is None:
             return []
         image = self._summary.Image(
             height=picture.height, width=picture.width, encoded_image_string=picture.data
         )
-        return [self._summary.Value(tag=f"media/{event.data['name']}", image=image)]
+        return [self._summary.Value(tag=f"media/{media.name}", image=image)]
 
     def _table(self, tag: str, rows: list[list[str]]) -> Any:
         """Strings in two dimensions, which the text page shows as a table."""
@@ -159,16 +172,16 @@ class CsvSink:
         self._last_loss: float | None = None
 
     def take(self, event: Event) -> None:
-        if event.kind == "step":
-            self._last_loss = event.data["loss"]
-        if event.kind != "evaluate":
+        if isinstance(event.body, Step):
+            self._last_loss = event.body.loss
+        if not isinstance(event.body, Evaluate):
             return
         row = {
             "time": round(event.time_s, 3),
-            "epoch": event.data["epoch"],
-            "step": event.data["step"],
+            "epoch": event.body.epoch,
+            "step": event.body.step,
             "train_loss": self._last_loss,
-            **event.data["metrics"],
+            **event.body.metrics,
         }
         try:
             self._append(row)

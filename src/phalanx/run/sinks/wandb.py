@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.run.directory import RunDirectory
+from phalanx.run.event_kinds import MediaWritten
 from phalanx.run.events import Event
 from phalanx.run.media import find_media
 from phalanx.run.reading import read_yaml
@@ -52,22 +53,21 @@ class WandbSink:
 
     def take(self, event: Event) -> None:
         record: dict[str, Any] = {**scalars(event)}
-        if event.kind == "media":
-            record |= self._media(event)
+        if isinstance(event.body, MediaWritten):
+            record |= self._media(event.body)
         if record:
             # Events of several writers come in any order: wandb's own count would refuse some.
-            self._live.log({"step": event.data.get("step") or 0, **record})
+            self._live.log({"step": event.step or 0, **record})
 
-    def _media(self, event: Event) -> dict[str, Any]:
-        path = find_media(self._run, str(event.data.get("file")))
+    def _media(self, media: MediaWritten) -> dict[str, Any]:
+        path = find_media(self._run, media.file)
         if path is None:
             return {}
-        caption = str(event.data.get("caption") or "")
         if path.suffix.lower() == ".mp4":
-            made = self._wandb.Video(str(path), caption=caption, format="mp4")
+            made = self._wandb.Video(str(path), caption=media.caption, format="mp4")
         else:
-            made = self._wandb.Image(str(path), caption=caption)
-        return {f"media/{event.data['name']}": made}
+            made = self._wandb.Image(str(path), caption=media.caption)
+        return {f"media/{media.name}": made}
 
     def close(self) -> None:
         self._live.finish()

@@ -13,7 +13,7 @@ from phalanx.engine.fast.validation import FastPath
 from phalanx.engine.process.group import Process
 from phalanx.engine.strategies.precision import Precision
 from phalanx.engine.strategies.single import Single
-from phalanx.planner.schema.plan import Decision
+from phalanx.planner.schema.plan import Alternative, Decision
 from phalanx.recipe import Recipe, Term
 from tests.fixtures.plans import plan_with
 
@@ -22,7 +22,9 @@ PLAN = plan_with(
     compile=Decision("on", "compile = on"),
     compared_with_eager=True,
     samples_per_s=3000.0,
-    alternatives=[{"choice": "compile=off", "samples_per_s": 1000.0, "memory_bytes": None}],
+    alternatives=[
+        Alternative(choice="compile=off", samples_per_s=1000.0, memory_bytes=None, why_not="slower")
+    ],
 )
 
 

@@ -93,11 +93,11 @@ def test_the_outcome_of_a_rank_that_ran_out_of_memory(tmp_path, capsys):
     error = torch.OutOfMemoryError(CUDA)
     error.phalanx_phase, error.phalanx_step = "step", 7
     end = describe_failure(error, rank=1, device="cuda:1", run=RunDirectory(tmp_path))
-    assert (end["status"], end["phase"], end["step"], end["exit_code"]) == ("failed", "step", 7, 1)
-    assert end["memory"]["tried_bytes"] == 20 * GIB
-    (finding,) = end["findings"]
-    assert finding["slug"] == "out-of-memory"
-    assert finding["what"] == (
+    assert (end.status, end.phase, end.step, end.exit_code) == ("failed", "step", 7, 1)
+    assert end.memory.tried_bytes == 20 * GIB
+    (finding,) = end.findings
+    assert finding.slug == "out-of-memory"
+    assert finding.what == (
         "rank 1 ran out of memory on cuda:1 in the step after 7 steps: tried to allocate 20.0 GiB, "
         "19.5 GiB were free, 139.8 GiB in all, 24.5 GiB held and idle"
     )
@@ -110,10 +110,10 @@ def test_the_outcome_of_other_failures_has_no_memory(tmp_path, capsys):
         raise ZeroDivisionError("division by zero")
     except ZeroDivisionError as error:
         crash = describe_failure(error, rank=0, device="cpu", run=run)
-    assert (crash["memory"], crash["findings"][0]["slug"]) == (None, "rank-crashed")
+    assert (crash.memory, crash.findings[0].slug) == (None, "rank-crashed")
     finding = Finding(slug="x", what="w", why="y", fix="f")
     user = describe_failure(UserError(finding), rank=0, device="cpu", run=run)
-    assert (user["memory"], user["exit_code"], user["reason"]) == (None, 2, "w")
+    assert (user.memory, user.exit_code, user.reason) == (None, 2, "w")
 
 
 def test_bytes_are_readable():

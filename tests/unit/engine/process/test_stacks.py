@@ -62,7 +62,7 @@ def test_stacks_and_collectives_of_a_rank_that_lives_on(run, serves):
     try:
         for _ in range(3):
             (answer,) = collect_stacks(run, {0: rank.pid})
-            assert "in stuck" in answer["stacks"]
+            assert "in stuck" in answer.stacks
             assert rank.poll() is None
         if serves == "serves":
             deadline = time.monotonic() + 30
@@ -89,7 +89,7 @@ def test_stacks_show_the_call_that_asking_ends(run, monkeypatch):
     try:
         monkeypatch.setattr(os, "kill", slow_kill)
         (answer,) = collect_stacks(run, {0: rank.pid})
-        assert "in interrupted" in answer["stacks"]
+        assert "in interrupted" in answer.stacks
     finally:
         rank.kill()
         rank.wait()

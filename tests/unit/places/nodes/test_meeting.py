@@ -13,6 +13,7 @@ from phalanx.places.nodes import meeting, meeting_guest
 from phalanx.places.nodes.findings import command_of
 from phalanx.places.nodes.link import NodeLink
 from phalanx.places.nodes.meeting import NodesAsked, meet, parse_rendezvous
+from phalanx.places.nodes.meeting_terms import Greeting, Hello, Introduction, Welcome
 from phalanx.places.nodes.preflight import check_pairs
 from phalanx.run.channel import Channel
 
@@ -79,8 +80,18 @@ def test_who_cannot_read_the_secret_is_no_node(asked, tmp_path, monkeypatch):
         assert f"`{tmp_path / 'b'}` on node 1" in found.what
         with socket.create_connection(("127.0.0.1", asked(0).port)) as stranger:
             channel = Channel(stranger)
-            assert channel.receive(30).keys() == {"phalanx", "file", "folder", "host", "challenge"}
-            channel.send({"proof": "0" * 64, "challenge": "x", "hello": {}})
+            assert isinstance(channel.receive(30), Greeting)
+            hello = Hello(
+                nodes=2,
+                node_rank=1,
+                host="b",
+                address="127.0.0.1",
+                interface="lo",
+                gbps=None,
+                settings=[],
+                facts=FACTS,
+            )
+            channel.send(Introduction(proof="0" * 64, challenge="x", hello=hello))
             with pytest.raises(EOFError):
                 channel.receive(30)
         assert not host.done()  # it waits on
@@ -94,12 +105,12 @@ def test_a_silent_node_is_lost(monkeypatch):
     ours, theirs = socket.socketpair()
     link = NodeLink(ours, Channel(ours), "node 1 (b)")
     try:
-        Channel(theirs).send({"over": 1})
+        Channel(theirs).send(Welcome(1, []))
         while link.lost is None:
             os.sched_yield()
         assert link.lost == "nothing was heard of it for 1 s"
         assert not link.is_over
-        assert link.receive(0) == {"over": 1}
+        assert link.receive(0) == Welcome(1, [])
         assert link.is_over
     finally:
         link.close()

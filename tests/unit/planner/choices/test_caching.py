@@ -47,7 +47,7 @@ def test_as_many_as_fit_into_half_of_the_free_ram(
 def test_what_cannot_be_kept_is_an_error_only_where_it_is_asked_for(solve):
     finding = Finding(slug="cache-type", what="a picture", why="so", fix="this")
     for keys, expected in ((RAM, [finding]), ({}, [])):
-        plan, findings = solve("2x4090", trace={"cache_finding": finding.to_json()}, **keys)
+        plan, findings = solve("2x4090", trace={"cache_finding": finding}, **keys)
         assert [f for f in findings if f.slug == "cache-type"] == expected
         assert plan.loading.cache.value == "off"
 

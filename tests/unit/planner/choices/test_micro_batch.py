@@ -64,7 +64,7 @@ def test_a_large_micro_batch_that_is_slower_is_not_taken(choose):
     assert sizes(plan) == (8, False)
     assert plan.batch.accumulation.value == 8  # 128 over 2 ranks: the global batch stays
     assert "the fastest" in plan.batch.micro_batch_size.reason
-    lost = {other["choice"]: other["why_not"] for other in plan.predicted.alternatives}
+    lost = {other.choice: other.why_not for other in plan.predicted.alternatives}
     assert lost["micro_batch_size=32 activation_checkpointing=off"] == "50 % slower"
 
 
@@ -93,8 +93,8 @@ def test_only_what_fits_with_the_margin_is_considered(choose):
     assert (1 + PROCESS_SPREAD) * plan.predicted.process_bytes.value <= plan.devices.device_bytes
     assert max(micro for micro, _ in asked) == 32, "what does not fit needs no forecast"
     nearly = plan.predicted.alternatives[-1]
-    assert nearly["choice"].startswith("micro_batch_size=64 ")
-    assert "more than 68 % of 24.0 GiB" in nearly["why_not"]
+    assert nearly.choice.startswith("micro_batch_size=64 ")
+    assert "more than 68 % of 24.0 GiB" in nearly.why_not
     # 21 GiB fit the card and not the margin.
     close = choose(rate, batch=84, activation_checkpointing="off")
     assert close.batch.micro_batch_size.value < 42

@@ -22,8 +22,8 @@ def test_a_job_is_compiled_when_that_is_repaid(solve, make_trace):
     """600 operators on one GPU: 9 ms of a step less, 32 s to compile all of them."""
     long, _ = solve("8xa100", trace=KNOWN, steps=100_000, **ONE)
     assert long.execution.compile.value == "on" and "100,000 steps" in long.execution.compile.reason
-    (other,) = (entry for entry in long.predicted.alternatives if entry["choice"] == "compile=off")
-    assert other["samples_per_s"] < long.predicted.samples_per_s.value
+    (other,) = (entry for entry in long.predicted.alternatives if entry.choice == "compile=off")
+    assert other.samples_per_s < long.predicted.samples_per_s.value
     short, _ = solve("8xa100", trace=KNOWN, steps=100, **ONE)
     assert short.execution.compile.value == "off" and "too short" in short.execution.compile.reason
     assert "32" in short.execution.compile.reason and "saved" in short.execution.compile.reason

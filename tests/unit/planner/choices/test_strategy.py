@@ -170,13 +170,13 @@ def test_offload_says_what_was_needed_and_what_it_takes(solve):
     assert "the smallest GPU has 24.0 GiB" in plan.parallel.strategy.reason
     assert "5.3 GiB are needed on a GPU instead of 65.3 GiB" in plan.parallel.offload.reason
     assert "120.0 GiB of 125.5 GiB host memory" in plan.parallel.offload.reason
-    assert [(o["choice"], o["why_not"].split(",")[0]) for o in plan.predicted.alternatives[:2]] == [
+    assert [(o.choice, o.why_not.split(",")[0]) for o in plan.predicted.alternatives[:2]] == [
         ("strategy=ddp", "120.0 GiB"),
         ("fsdp.offload=false", "65.3 GiB"),
     ]
     plan, _ = solve("2x4090", trace=sizes(8), global_batch_size=8, **ONE)
     assert "single 32.0 GiB are needed" in plan.parallel.strategy.reason
-    assert [other["choice"] for other in plan.predicted.alternatives[:1]] == ["strategy=single"]
+    assert [other.choice for other in plan.predicted.alternatives[:1]] == ["strategy=single"]
 
 
 def test_offload_does_not_help_where_activations_are_too_much(solve):

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.planner.schema.footprint import Line
 from phalanx.planner.schema.forecast import Forecast
-from phalanx.planner.schema.plan import Decision, Plan, _field_sections
+from phalanx.planner.schema.plan import Alternative, Decision, Plan, _field_sections
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 
@@ -24,6 +24,10 @@ def other(value):
     if isinstance(value, dict):
         return {**value, "another": 1 if None in value.values() else "x"}
     return 12345 if value is None else value + 1
+
+
+def alternative():
+    return Alternative(choice="compile=off", samples_per_s=1.5, memory_bytes=None, why_not="slower")
 
 
 def forecast():
@@ -62,7 +66,8 @@ def test_the_digest_changes_with_any_value(solve, name):
     elif name == "footprint":
         changed = replace(value, kept=[Line(1, 2)])
     elif name == "alternatives":
-        changed = [{"choice": "compile=off"}]
+        changed = []
+        plan = plan.replace(alternatives=[alternative()])
     elif name == "speedup_range":
         changed = [1.0, 2.0]
     else:
