@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 T = TypeVar("T")
 Json = Any
@@ -21,7 +22,7 @@ Json = Any
 
 def to_json(value: Any) -> Json:
     """Return an object as plain JSON values; NaN and infinities stay floats."""
-    return _adapter(type(value)).dump_python(value, mode="json")
+    return to_jsonable_python(value, inf_nan_mode="constants")
 
 
 def from_json(kind: type[T], record: Json) -> T:

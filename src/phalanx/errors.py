@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Severity = Literal["error", "warning", "note"]
 
@@ -50,6 +50,13 @@ class Finding:
     fix: str
     """A line that can be pasted, or the choices there are."""
     severity: Severity = "error"
+
+    def __post_init__(self) -> None:
+        # Recipes make Findings too: one that is not all text must still reach its reader.
+        for name in ("slug", "what", "why", "fix"):
+            object.__setattr__(self, name, str(getattr(self, name)))
+        if self.severity not in get_args(Severity):
+            object.__setattr__(self, "severity", "error")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

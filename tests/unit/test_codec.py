@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pytest
 
@@ -62,6 +62,16 @@ def test_numbers_that_are_not_finite_stay():
     assert rate.value == math.inf
     nan = through_text(Everything(count=Choice(1, ""), rate=Choice(math.nan, ""))).rate
     assert math.isnan(nan.value)
+
+
+def test_numbers_that_are_not_finite_stay_where_no_type_is_known():
+    @dataclass(frozen=True)
+    class Loose:
+        options: dict[str, Any]
+
+    record = to_json(Loose({"clip": math.inf, "deep": [math.nan]}))
+    assert record["options"]["clip"] == math.inf
+    assert math.isnan(record["options"]["deep"][0])
 
 
 def test_a_field_of_a_newer_version_is_ignored_and_a_missing_one_has_its_default():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from phalanx.codec import from_json, to_json
 from phalanx.errors import ExitCode, Finding, UserError, did_you_mean, errors_of, signal_name
 
 
@@ -81,3 +82,9 @@ def test_did_you_mean_names_the_nearest_or_nothing(word, expected):
 def test_every_signal_has_a_name():
     assert signal_name(9) == "SIGKILL"
     assert signal_name(41) == "signal 41"  # real-time signals have none of their own
+
+
+def test_a_finding_of_a_recipe_that_is_not_text_still_reaches_its_reader():
+    finding = Finding(slug="mine", what=3, why=None, fix="x", severity="fatal")
+    assert (finding.what, finding.why, finding.severity) == ("3", "None", "error")
+    assert from_json(Finding, to_json(finding)) == finding

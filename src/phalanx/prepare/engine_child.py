@@ -124,7 +124,10 @@ def require_answer(
     )
     if record is None:
         raise UserError(silent(why), exit_code=ExitCode.FAILED)
-    answer = from_json(kind, record)
+    try:
+        answer = from_json(kind, record)
+    except ValueError as error:
+        raise UserError(silent(f"its answer: {error}"), exit_code=ExitCode.FAILED) from error
     findings = [*notes, *answer.findings]
     wrong = {finding.slug for finding in errors_of(findings)} - {tolerated}
     if wrong:

@@ -37,7 +37,10 @@ def trace_recipe(
     )
     if record is None:
         return None, [_silent(spec, silent_because)]
-    answer = from_json(TraceAnswer, record)
+    try:
+        answer = from_json(TraceAnswer, record)
+    except ValueError as error:
+        return None, [_silent(spec, f"its answer: {error}")]
     return answer.trace, answer.findings
 
 

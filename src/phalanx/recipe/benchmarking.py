@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from phalanx.recipe.optional import OptionalInterface
 from phalanx.recipe.showing import Media
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Benchmarked(NamedTuple):
     part of its figures."""
 
 
-class Benchmarking:
+class Benchmarking(OptionalInterface):
     """A recipe whose model can be run in the loop."""
 
     benchmarks: ClassVar[Mapping[str, str]] = {}
@@ -71,5 +72,6 @@ def default_benchmark(recipe: object) -> str | None:
 
 def known_benchmarks(recipe: object) -> Mapping[str, str]:
     """Return the benchmarks of a recipe or its class; empty where it has none."""
-    kind = recipe if isinstance(recipe, type) else type(recipe)
-    return kind.benchmarks if issubclass(kind, Benchmarking) else {}
+    if isinstance(recipe, type):
+        return recipe.benchmarks if issubclass(recipe, Benchmarking) else {}
+    return recipe.benchmarks if isinstance(recipe, Benchmarking) else {}

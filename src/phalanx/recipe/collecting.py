@@ -8,6 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel
 
+from phalanx.recipe.optional import OptionalInterface
+
 
 class Collected(NamedTuple):
     """What `phalanx recipes collect` has made."""
@@ -18,7 +20,7 @@ class Collected(NamedTuple):
     """Lines about it: how many episodes, how many of them good."""
 
 
-class CollectingData:
+class CollectingData(OptionalInterface):
     """A recipe that makes its own data."""
 
     Collecting: ClassVar[type[BaseModel] | None] = None

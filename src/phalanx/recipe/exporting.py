@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from phalanx.recipe.optional import OptionalInterface
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Exporting:
+class Exporting(OptionalInterface):
     """A recipe that writes files for other tools."""
 
     export_forms: ClassVar[Mapping[str, str]] = {}
@@ -21,10 +23,10 @@ class Exporting:
         they are looked up. `form` is `checkpoint` (beside each checkpoint's own files, while
         training goes on: leave the model and global random numbers alone), `final` (at the end of
         training), or one of `export_forms`."""
-        raise NotImplementedError(f"{type(self).__name__}.export is not written")
 
 
 def export_forms(recipe: object) -> Mapping[str, str]:
     """Return the forms that a recipe or its class adds to `phalanx export --to`."""
-    kind = recipe if isinstance(recipe, type) else type(recipe)
-    return kind.export_forms if issubclass(kind, Exporting) else {}
+    if isinstance(recipe, type):
+        return recipe.export_forms if issubclass(recipe, Exporting) else {}
+    return recipe.export_forms if isinstance(recipe, Exporting) else {}

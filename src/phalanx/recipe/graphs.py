@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from phalanx.recipe.optional import OptionalInterface
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ class Exported(NamedTuple):
     that runs the file on named inputs. None: it is called like `module`."""
 
 
-class ExportingGraphs:
+class ExportingGraphs(OptionalInterface):
     """A recipe that says what of its model a graph holds."""
 
     one_shape: ClassVar[Mapping[str, Any]] = {}

@@ -2,8 +2,8 @@
 
 The engine calls the methods below; everything about devices, ranks, precision, order, randomness,
 checkpoints and logging is the engine's. What only some recipes do is an interface of its own, which
-a recipe inherits beside `Recipe`: see `phalanx.recipe.adoption.INTERFACES`. This module does not
-import torch, so that options can be read and judged without it.
+a recipe inherits beside `Recipe`: see `phalanx.recipe.first_version.INTERFACES`. This module does
+not import torch, so that options can be read and judged without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from phalanx.errors import Finding
-from phalanx.recipe.adoption import adopt_interfaces
+from phalanx.recipe.first_version import FirstVersion
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -72,7 +72,7 @@ class Data(Protocol):
     def __len__(self) -> int: ...
 
 
-class Recipe:
+class Recipe(FirstVersion):
     """A model, its data and its loss.
 
     A recipe writes `model`, `data` and `loss`, `evaluate` and `metrics` where it has a test split,
@@ -96,10 +96,6 @@ class Recipe:
     splits: Sequence[Split] = ("train", "test")
     """The splits that are used in this process: `evaluate` and `export` ask for the test split
     alone, and `check` need not look for the other."""
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        adopt_interfaces(cls)
 
     def __init__(self, options: Any) -> None:
         self.options = options

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.errors import Finding
+from phalanx.recipe.optional import OptionalInterface
 
 
 class Stored(NamedTuple):
@@ -16,7 +17,7 @@ class Stored(NamedTuple):
     name: str
 
 
-class PretrainedWeights:
+class PretrainedWeights(OptionalInterface):
     """A recipe whose model starts from weights in files."""
 
     def weights(self) -> Mapping[str, Stored]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from phalanx.recipe.optional import OptionalInterface
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -26,7 +28,7 @@ class Media(NamedTuple):
     caption: str = ""
 
 
-class Showing:
+class Showing(OptionalInterface):
     """A recipe that shows samples or draws charts after an evaluation."""
 
     def samples(self, model: nn.Module) -> Sequence[Sample | Media]:

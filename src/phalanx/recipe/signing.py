@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.recipe.optional import OptionalInterface
 from phalanx.run.weights_file import SCHEMA_VERSION, add_record
 
 if TYPE_CHECKING:
     from phalanx.recipe.interface import Recipe
 
 
-class Portable:
+class Portable(OptionalInterface):
     """A recipe whose model depends on more than its options, such as the classes of its data."""
 
     def portable_options(self) -> Mapping[str, Any]:

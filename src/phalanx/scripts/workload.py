@@ -60,6 +60,8 @@ class ScriptWorkload:
         self._began_s = time.monotonic()
         self._is_start_told = self._is_judged = self._is_looked_at = False
         self._known: set[str] = set()
+        self._early: list[tuple[int, str]] = []
+        """Lines that ranks printed before those of all nodes had started."""
         return AttemptStarted(ranks=self._prepared.world)
 
     @contextmanager
@@ -90,6 +92,10 @@ class ScriptWorkload:
         if not self._is_start_told and ranks.starts is not None:
             self._is_start_told = True
             self._tell_start(ranks.starts)
+        if self._is_start_told or not ranks.is_running:
+            for rank, text in self._early:
+                self._read.take(rank, text)
+            self._early = []
         if not ranks.is_running:
             self._read.end()
         else:
@@ -134,7 +140,7 @@ class ScriptWorkload:
 
     def go_on(self, end: AttemptEnd, judged: Judgement) -> Again | Outcome:
         outcome = judged.outcome
-        if not judged.can_restart:
+        if not judged.can_restart or end.asked:
             return outcome
         is_long = time.monotonic() - self._began_s > _LONG_S
         self._barren = 0 if self._read.has_progress or is_long else self._barren + 1
@@ -146,7 +152,10 @@ class ScriptWorkload:
 
     def _hear_line(self, rank: int, text: str, is_update: bool) -> None:
         self._on_line(rank, text, is_update)
-        self._read.take(rank, text)
+        if self._is_start_told:
+            self._read.take(rank, text)
+        else:
+            self._early.append((rank, text))
 
     def _tell_start(self, starts: list[RankStart]) -> None:
         for rank, start in enumerate(starts):

@@ -62,15 +62,16 @@ class RankGroup:
             self._fail(error)
 
     def wait(self, timeout_s: float) -> None:
-        if not self.is_running:
-            return
-        try:
-            message = self._launcher.receive(timeout_s)
-        except LauncherError as error:
-            self._fail(error)
-            return
-        if message is not None:
+        while self.is_running:
+            try:
+                message = self._launcher.receive(timeout_s)
+            except LauncherError as error:
+                self._fail(error)
+                return
+            if message is None:
+                return
             self._take(message)
+            timeout_s = 0  # whatever else has come meanwhile
 
     def signal(self, number: Signals) -> bool:
         if not self.is_running:

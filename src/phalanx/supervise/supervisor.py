@@ -60,10 +60,12 @@ class Supervisor:
                     self._events.write(facts)
                 return self._attempts()
             finally:
-                if self._sinks is not None:
-                    self._write_findings(self._sinks.close())
-                self._hand_on()
-                self._events.close()
+                try:
+                    if self._sinks is not None:
+                        self._write_findings(self._sinks.close())
+                    self._hand_on()
+                finally:
+                    self._events.close()
 
     def _claim(self, attempt: int) -> None:
         """Make the run that of a new attempt: a rank of an older one stops at its next write."""
@@ -122,7 +124,7 @@ class Supervisor:
     def _hand_on(self) -> None:
         """Pass on what was written since the last look, by all writers."""
         for event in self._reader.read():
-            if event.attempt < self._first:
+            if not self._first <= event.attempt <= self._events.attempt:
                 continue  # of ranks that another command has started
             is_current = event.attempt == self._events.attempt
             if isinstance(event.body, Step) and is_current and event.body.step is not None:

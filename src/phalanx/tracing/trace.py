@@ -24,8 +24,8 @@ from phalanx.engine.model.blocks import find_blocks
 from phalanx.engine.model.sync_batchnorm import find_own_norms
 from phalanx.errors import Finding, UserError, errors_of
 from phalanx.planner.schema.trace import EAGER, Trace, TraceAnswer, TraceQuestion
-from phalanx.recipe.adoption import find_deprecated
 from phalanx.recipe.benchmarking import default_benchmark
+from phalanx.recipe.first_version import find_deprecated
 from phalanx.recipe.interface import Recipe, leaves
 from phalanx.recipe.loading import load_recipe, recipe_fingerprint
 from phalanx.recipe.pretrained import PretrainedWeights

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections.abc import Iterable, Mapping
+from operator import index
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from phalanx.errors import Finding, UserError, did_you_mean
 from phalanx.recipe.benchmarking import (
     Benchmarked,
     Benchmarking,
+    TaskResult,
     default_benchmark,
     known_benchmarks,
 )
@@ -53,6 +56,8 @@ def _run(question: BenchmarkQuestion) -> BenchmarkAnswer:
     try:
         with torch.no_grad():
             done = recipe.benchmark(model, name, question.settings)
+        tasks = _plain(done.tasks)
+        baselines = {str(of): _plain(theirs) for of, theirs in done.baselines.items()}
     except UserError:
         raise
     except Exception as error:  # the recipe's own code, and a simulator's
@@ -61,13 +66,25 @@ def _run(question: BenchmarkQuestion) -> BenchmarkAnswer:
     seconds = time.perf_counter() - started
     return BenchmarkAnswer(
         benchmark=name,
-        tasks=list(done.tasks),
-        baselines={name: list(tasks) for name, tasks in done.baselines.items()},
+        tasks=tasks,
+        baselines=baselines,
         media=_write_media(done, question.video),
         seconds=seconds,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         findings=[*chosen, *findings],
     )
+
+
+def _plain(tasks: Iterable[TaskResult]) -> list[TaskResult]:
+    """Return results with values of the documented types, whatever a recipe counted with."""
+    return [
+        TaskResult(str(one.task), index(one.successes), index(one.episodes), _floats(one.figures))
+        for one in tasks
+    ]
+
+
+def _floats(figures: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in figures.items()}
 
 
 def _device(wanted: str) -> torch.device:
@@ -94,7 +111,7 @@ def _write_media(done: Benchmarked, folder: Path | None) -> list[Film]:
     written = []
     for media in done.media:
         path = write_named(folder, media.name, media.suffix, media.content)
-        written.append(Film(media.name, path, media.caption))
+        written.append(Film(str(media.name), path, str(media.caption or "")))
     return written
 
 

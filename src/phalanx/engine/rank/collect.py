@@ -37,7 +37,7 @@ def _collect(question: CollectQuestion) -> CollectAnswer:
     except Exception as error:  # the recipe's own code, and a simulator's
         traceback.print_exception(error)
         raise UserError(_failed(recipe.__name__, error)) from error
-    return CollectAnswer(path=done.path, said=list(done.said))
+    return CollectAnswer(path=Path(done.path), said=[str(line) for line in done.said])
 
 
 def _collects_nothing(spec: str) -> Finding:

@@ -83,11 +83,11 @@ def run_evaluation(
             )
         )
         if done.made:
-            events.write(Samples(samples=[ModelSample(*sample) for sample in done.made]))
+            events.write(Samples(samples=[ModelSample(*map(str, sample)) for sample in done.made]))
         charts, findings = evaluator.charts(done)
         for name, suffix, content, caption in (*done.media, *charts):
             file = write_media(run, step=0, name=name, suffix=suffix, content=content)
-            events.write(MediaWritten(name=name, file=file, caption=caption))
+            events.write(MediaWritten(name=name, file=file, caption=str(caption or "")))
         for finding in findings:
             events.write(FindingMade(finding=finding))
     return Outcome(

@@ -264,7 +264,7 @@ class Loop:
             seconds=round(evaluation.seconds, 6),
         )
         if evaluation.made:
-            made = [ModelSample(*sample) for sample in evaluation.made]
+            made = [ModelSample(*map(str, sample)) for sample in evaluation.made]
             yield Samples(step=self.counters.step, samples=made)
         yield from self._say_media(evaluation.media)
 
@@ -285,7 +285,9 @@ class Loop:
             return
         for one in media:
             if (file := keep(step, one)) is not None:
-                yield MediaWritten(step=step, name=one.name, file=file, caption=one.caption)
+                yield MediaWritten(
+                    step=step, name=one.name, file=file, caption=str(one.caption or "")
+                )
 
     def _save(self, *, is_best: bool, is_among_best: bool = False) -> None:
         if self._saved_step == self.counters.step and not (is_best or is_among_best):

@@ -72,7 +72,7 @@ class Hello:
 class Greeting(Message):
     """What node 0 says to whoever connects."""
 
-    phalanx: str
+    phalanx: str | None
     """Version: what follows may differ between two of them."""
     file: str
     """Name of the file that holds the secret."""

@@ -109,7 +109,11 @@ class NodesGroup:
             self._kill()
             return True
         is_here = self._local.starts is not None or not self._local.is_running
-        if not is_here or self._far_starts.keys() | self._over < self._links.keys():
+        if (
+            not self.is_running
+            or not is_here
+            or self._far_starts.keys() | self._over < self._links.keys()
+        ):
             return False
         self._local.signal(number)
         self._tell(SendSignal(number))

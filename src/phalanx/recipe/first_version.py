@@ -1,4 +1,4 @@
-"""Recipes written for version 0.1, which defined the methods of optional interfaces on `Recipe`."""
+"""Recipes written for version 0.1, where the methods of optional interfaces stood on `Recipe`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from phalanx.recipe.benchmarking import Benchmarking
 from phalanx.recipe.collecting import CollectingData
 from phalanx.recipe.exporting import Exporting
 from phalanx.recipe.graphs import ExportingGraphs
+from phalanx.recipe.optional import OptionalInterface, defined_members, members_of
 from phalanx.recipe.pretrained import PretrainedWeights
 from phalanx.recipe.showing import Showing
 from phalanx.recipe.signing import Portable
 
-INTERFACES = (
+INTERFACES: tuple[type[OptionalInterface], ...] = (
     Benchmarking,
     CollectingData,
     Exporting,
@@ -23,35 +24,39 @@ INTERFACES = (
 """What a recipe may implement beside `Recipe`."""
 
 
-_ADOPTED = "_adopted_interfaces"
+class FirstVersion:
+    """Base of `Recipe` with the defaults of every interface: a recipe of version 0.1 may call them,
+    with `super()` as well."""
 
 
-def adopt_interfaces(recipe: type) -> None:
-    """Let a class inherit the interfaces whose methods it has, so that `isinstance` finds them and
-    their other methods are there."""
-    adopted = {
-        interface: names
-        for interface in INTERFACES
-        if not issubclass(recipe, interface)
-        and (names := [name for name in _members(interface) if hasattr(recipe, name)])
-    }
-    if adopted:
-        # The attribute is read-only for type checkers alone.
-        type.__setattr__(recipe, "__bases__", (*recipe.__bases__, *adopted))
-        setattr(recipe, _ADOPTED, adopted)
-
-
-def _members(interface: type) -> list[str]:
-    return [name for name in vars(interface) if not name.startswith("_")]
+for _interface in INTERFACES:
+    for _name, _default in members_of(_interface).items():
+        setattr(FirstVersion, _name, _default)
 
 
 def find_deprecated(recipe: type) -> list[Finding]:
     """Report what a class and those it derives from should inherit."""
+    kinds = [kind for kind in recipe.__mro__ if FirstVersion in kind.__mro__[1:]]
+    missing = {kind: _members_without_base(kind) for kind in kinds}
     return [
-        _missing_bases(kind, adopted)
-        for kind in recipe.__mro__
-        if (adopted := vars(kind).get(_ADOPTED))
+        _missing_bases(kind, own)
+        for kind in kinds
+        if (
+            own := {
+                interface: names
+                for interface, names in missing[kind].items()
+                if not any(interface in missing.get(base, {}) for base in kind.__bases__)
+            }
+        )
     ]
+
+
+def _members_without_base(kind: type) -> dict[type, list[str]]:
+    return {
+        interface: names
+        for interface in INTERFACES
+        if interface not in kind.__mro__ and (names := defined_members(kind, interface))
+    }
 
 
 def _missing_bases(recipe: type, adopted: dict[type, list[str]]) -> Finding:

@@ -16,10 +16,10 @@ from phalanx.recipe import (
     Recipe,
     Showing,
 )
-from phalanx.recipe.adoption import INTERFACES, find_deprecated
 from phalanx.recipe.benchmarking import default_benchmark, known_benchmarks
 from phalanx.recipe.collecting import collecting_settings
 from phalanx.recipe.exporting import export_forms
+from phalanx.recipe.first_version import INTERFACES, find_deprecated
 from phalanx.recipe.interface import Recipe as Small
 from phalanx.recipe.loading import builtin_recipes, load_recipe_class
 from phalanx.recipe.pretrained import stored_weights
@@ -67,7 +67,7 @@ def test_interfaces_are_public_and_share_no_name():
     assert all(getattr(public, kind.__name__) is kind for kind in INTERFACES)
     names = [name for kind in INTERFACES for name in vars(kind) if not name.startswith("_")]
     assert len(names) == len(set(names))
-    assert not any(hasattr(Recipe, name) for name in names)
+    assert not any(name in vars(Recipe) for name in names)
 
 
 def test_a_recipe_that_defines_none_of_them_inherits_none():
@@ -91,6 +91,77 @@ def test_a_recipe_of_version_0_1_inherits_what_it_defines():
     assert (finding.slug, finding.severity) == ("recipe-interface", "warning")
     assert "`export`" in finding.what
     assert "class Exports(Recipe, Exporting)" in finding.fix
+
+
+class Cooperative(Recipe):
+    def export(self, tensors, folder, form):
+        return super().export(tensors, folder, form)
+
+    def samples(self, model):
+        return [*Recipe.samples(self, model), *self.charts({})]
+
+
+class Registering(Recipe):
+    def __init_subclass__(cls, **given):
+        pass  # and nothing of Recipe's
+
+
+class Registered(Registering):
+    def export(self, tensors, folder, form):
+        return "own"
+
+
+class ShowsFirst(Recipe):
+    def samples(self, model):
+        return []
+
+
+class ExportsToo(ShowsFirst):
+    def export(self, tensors, folder, form): ...
+
+
+class OtherOrder(Recipe):
+    def export(self, tensors, folder, form): ...
+
+    def samples(self, model):
+        return []
+
+
+class Diamond(ExportsToo, OtherOrder):
+    pass
+
+
+class Late(Recipe):
+    pass
+
+
+Late.export = lambda self, tensors, folder, form: "late"
+
+
+class PerInstance(Recipe):
+    def __init__(self, options):
+        super().__init__(options)
+        self.export_forms = {"adapter": "The adapter alone."}
+
+    def export(self, tensors, folder, form): ...
+
+
+def test_defaults_can_be_called_as_in_version_0_1():
+    recipe = Cooperative(Options())
+    assert recipe.export({}, None, "final") is None
+    assert recipe.samples(None) == []
+    assert recipe.weights() == {}
+
+
+@pytest.mark.parametrize("kind", [Registered, Diamond, Late])
+def test_any_class_that_defines_a_method_implements_its_interface(kind):
+    assert isinstance(kind(Options()), Exporting)
+    assert [finding.slug for finding in find_deprecated(kind)][:1] == ["recipe-interface"]
+    assert not issubclass(Plain, kind)
+
+
+def test_attributes_of_an_object_count():
+    assert export_forms(PerInstance(Options())) == {"adapter": "The adapter alone."}
 
 
 def test_methods_of_a_mixin_count_too():
