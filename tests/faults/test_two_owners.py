@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -16,7 +15,7 @@ from phalanx.errors import ExitCode
 from phalanx.run.attempt import claim_attempt, read_attempt
 from phalanx.run.checkpoints import latest_good, list_checkpoints
 from phalanx.run.lock import is_held
-from tests.fixtures.event_lines import read_events
+from tests.fixtures.event_lines import make_event, read_events
 from tests.ranks.command import finish, is_alive, latest, phalanx, rank_pids, start
 from tests.ranks.runs import FIXTURES
 
@@ -188,7 +187,8 @@ def test_an_outcome_of_another_attempt_is_nobodys(tmp_path, has_run):
     run = latest(tmp_path)
     first = next(e for e in read_events(run.events) if e.kind == "outcome" and e.attempt == 0)
     told = {"status": "stopped", "step": 8, "reason": "stopped", "findings": [], "exit_code": 75}
-    late = replace(first, writer="rank-0", data=told, run=first.run if has_run else None)
+    run_id = first.run if has_run else None
+    late = make_event("outcome", first.time_s, "rank-0", first.attempt, told, run_id)
     with (run.events / "rank-0.jsonl").open("a") as file:
         file.write(late.to_line())
     (tmp_path / "go").touch()

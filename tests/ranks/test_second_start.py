@@ -47,7 +47,7 @@ def test_a_second_start_plans_from_memory_and_anew_for_other_data(tmp_path):
     for is_known in (False, True):
         code, _, err = phalanx("train", "job.yaml", cwd=folder)
         assert code == 0, err
-        assert plans_of(folder)[0]["is_from_memory"] is is_known
+        assert plans_of(folder)[0]["loading"]["is_from_memory"] is is_known
     file.write_text("30")
     code, out, err = phalanx("train", "job.yaml", cwd=folder)
     assert code == 0, err
