@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from phalanx.codec import to_json
 from phalanx.errors import ExitCode
 from phalanx.planner.schema.trace import EAGER
 from phalanx.prepare.launcher import READ_LATE, Launcher, LauncherError
@@ -167,8 +168,8 @@ def test_the_launcher_answers_what_a_recipe_is_and_outlives_one_that_leaves(tmp_
     measured = ("fetch", "fetch_s")
     for found in (answered, alone):
         assert found is not None
-    assert {k: v for k, v in answered.to_json().items() if not k.startswith(measured)} == {
-        k: v for k, v in alone.to_json().items() if not k.startswith(measured)
+    assert {k: v for k, v in to_json(answered).items() if not k.startswith(measured)} == {
+        k: v for k, v in to_json(alone).items() if not k.startswith(measured)
     }
 
 
