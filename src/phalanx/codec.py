@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 T = TypeVar("T")
 Json = Any
-"""What `json.dumps` takes and `json.loads` gives."""
+"""A value that `json.dumps` takes and `json.loads` returns."""
 
 
 def to_json(value: Any) -> Json:

@@ -31,7 +31,7 @@ class Death:
     fix: str
     evidence: list[LogLine] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
-    """What the other ranks said, one line each."""
+    """Last words of the other ranks, one line each."""
 
     @property
     def is_known(self) -> bool:
@@ -45,7 +45,7 @@ class Death:
         return f"rank {self.rank}{where}{after}"
 
     def to_finding(self) -> Finding:
-        """For the end of a run: what happened, the lines that say so, what mends it."""
+        """Return the Finding about the end of a run: its cause, the evidence and the fix."""
         seen = "; ".join(f"{line}: {line.text.strip()[:SHOWN]}" for line in self.evidence[:3])
         fields = {
             "slug": self.cause,

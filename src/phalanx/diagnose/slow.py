@@ -27,7 +27,7 @@ _FAULTS_PER_S = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedFigures:
-    """What was measured and what was predicted, for other programs."""
+    """Measured and predicted figures, for other programs."""
 
     samples_per_s: float | None
     predicted_samples_per_s: float | None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StrategyFacts:
-    """What is true of every run under a strategy."""
+    """Facts that hold for every run under a strategy."""
 
     name: str
     is_for_one_rank: bool = False

@@ -43,7 +43,7 @@ class _Report:
     stage: str | None = None
     facts: TorchFacts | None = None
     probes: list[str] | None = None
-    """What will be tried, as `device:precision`."""
+    """Combinations to try, as `device:precision`."""
     probe: PrecisionProbe | None = None
     done: bool = False
 

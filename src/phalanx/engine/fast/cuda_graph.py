@@ -233,7 +233,7 @@ class GraphedStep:
 
 
 def _replaying(passes: list[_Passes]) -> RunPass:
-    """What runs the passes of a step in place of `TrainStep.run_pass`: copy in, and replay."""
+    """Return the function that replaces `TrainStep.run_pass`: copy the batch in, and replay."""
     remaining = iter(passes)
 
     def replay(micro_batch: MicroBatch, result: StepResult) -> None:

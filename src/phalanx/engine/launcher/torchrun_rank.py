@@ -43,7 +43,7 @@ def run_joined(words: list[str]) -> int:
         "MASTER_PORT": str(joined.port),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    if joined.is_read_early and not words:  # torch has read its variables: begin anew
+    if joined.is_read_early and not words:  # torch has read its variables: start again
         command = [sys.executable, "-u", "-m", "phalanx.engine", str(joined.run)]
         os.execve(sys.executable, command, environment)  # noqa: S606 - a list, no shell
     os.environ.update(environment)

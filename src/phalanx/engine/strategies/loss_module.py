@@ -26,7 +26,7 @@ class LossModule(nn.Module):
         self.reachable = [p for p in model.parameters() if p.requires_grad]
         """Parameters that get a gradient; DDP takes the others out."""
         self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Entered anew inside, for a strategy whose own forward leaves the caller's."""
+        """Context entered again inside, for a strategy whose forward leaves the caller's."""
         self.loss: Callable[[nn.Module, Batch, torch.Tensor], Mapping[str, Term]] = recipe.loss
         """The recipe's own, or compiled."""
         self._recipe = recipe
